@@ -1,0 +1,73 @@
+"""Every error that a user can cause or meet: one sentence of what is wrong, one of what to do."""
+
+from __future__ import annotations
+
+
+class HloAuditError(Exception):
+    """An error to show to the user as a line, never as a traceback.
+
+    Attributes:
+        message: what is wrong, one sentence without a full stop.
+        hint: what to do about it, or ``None``.
+        exit_code: the exit code of the command line for it.
+        kind: the word for it in JSON (``error.kind``).
+    """
+
+    exit_code = 2
+    kind = "input"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(HloAuditError):
+    """A name, setting, flag or option that does not exist or does not fit."""
+
+    kind = "usage"
+
+
+class DumpError(HloAuditError):
+    """A dump folder or file that cannot be read, or holds no HLO."""
+
+    kind = "dump"
+
+
+class ParseError(HloAuditError):
+    """HLO text that is broken, cut off or no HLO at all.
+
+    Attributes:
+        path: the file, or ``None`` for text that came from none.
+        line: the line, counted from 1.
+        column: the column, counted from 1.
+    """
+
+    kind = "parse"
+
+    def __init__(
+        self, reason: str, *, line: int, column: int, path: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(f"{path or '<text>'}:{line}:{column}: {reason}", hint=hint)
+        self.reason = reason
+        self.path = path
+        self.line = line
+        self.column = column
+
+
+class CompileError(HloAuditError):
+    """A compile that failed, crashed or ran out of time.
+
+    Attributes:
+        log: the last lines that the compiler wrote, oldest first; may be empty.
+    """
+
+    exit_code = 3
+    kind = "compile"
+
+    def __init__(self, message: str, *, hint: str | None = None, log: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.log = log

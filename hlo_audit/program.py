@@ -1,0 +1,141 @@
+"""What can be audited: a reference model or function to compile, a dump folder, an HLO file.
+
+A *program* on the command line becomes one :class:`Lowering` for each mode and layout, or one
+:class:`Recorded` for a dump folder or a file. Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from hlo_audit.errors import UsageError
+
+Mode = Literal["auto", "explicit"]
+"""The type of every mesh axis: ``auto`` leaves shardings to XLA, ``explicit`` puts them in types."""
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+Platform = Literal["tpu", "cpu"]
+
+Setting = int | float | bool | str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way a model stores or contracts its weights; ``summary`` is one line for listings."""
+
+    name: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """A reference model: what it is, its sizes, its layouts and how to build its step.
+
+    Attributes:
+        name: its name on the command line.
+        summary: one line for listings.
+        config: a frozen dataclass whose fields, with their defaults, are the model's settings; its
+            ``__post_init__`` raises :class:`UsageError` for values that cannot be.
+        layouts: the layouts; the first is the baseline, which shows the fault.
+        mesh: axis name -> size; ``-1`` takes the devices that are left.
+        topologies: platform -> the topology compiled for by default.
+        build: import path ``package.module:function`` of ``build(mesh, *, layout, **settings) ->
+            (jitted function, abstract arguments)``.
+    """
+
+    name: str
+    summary: str
+    config: type[Any]
+    layouts: tuple[Layout, ...]
+    mesh: Mapping[str, int]
+    topologies: Mapping[Platform, str]
+    build: str
+
+    @property
+    def baseline_layout(self) -> str:
+        return self.layouts[0].name
+
+    def configure(self, settings: Mapping[str, str]) -> dict[str, Setting]:
+        """Return every setting of the model, with the given ones read as their field's type.
+
+        Raises:
+            UsageError: for a name that is no setting, or a value that is not of its type or range.
+        """
+        fields = {f.name: f for f in dataclasses.fields(self.config)}
+        changed: dict[str, Setting] = {}
+        for name, text in settings.items():
+            if name not in fields:
+                raise unknown_name(f"setting of {self.name}", name, fields)
+            changed[name] = _read_setting(name, text, type(fields[name].default))
+        return dataclasses.asdict(self.config(**changed))
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One program to compile: everything that decides what the compiler writes.
+
+    Attributes:
+        program: the name to show, such as ``lm-head``.
+        build: import path of the function that builds the step (see :class:`Model`).
+        mode: the type of every mesh axis.
+        layout: passed to ``build`` where it is not ``None``.
+        settings: passed to ``build`` by keyword.
+        mesh: axis name -> size; one may be ``-1``.
+        platform: ``tpu`` or ``cpu``.
+        topology: such as ``v5p:2x2x1`` for tpu; the number of devices for cpu.
+        xla_flags: compile options by flag name without dashes.
+    """
+
+    program: str
+    build: str
+    mode: Mode
+    layout: str | None
+    settings: Mapping[str, Setting]
+    mesh: Mapping[str, int]
+    platform: Platform
+    topology: str
+    xla_flags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Names it among others, such as ``lm-head/explicit/embed-vocab``."""
+        return "/".join(part for part in (self.program, self.mode, self.layout) if part)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A dump folder or an HLO file that is there already; ``-`` is standard input."""
+
+    path: Path
+
+    @property
+    def label(self) -> str:
+        return str(self.path)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is none of the known ones, with the nearest as a hint."""
+    choices = list(known)
+    near = difflib.get_close_matches(name, choices, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "one of: " + ", ".join(choices)
+    return UsageError(f"no {what} is called {name!r}", hint=hint)
+
+
+def _read_setting(name: str, text: str, kind: type) -> Setting:
+    readers: dict[type, Callable[[str], Setting]] = {bool: _read_bool, int: int, float: float, str: str}
+    try:
+        return readers[kind](text)
+    except ValueError:
+        raise UsageError(f"setting {name}={text} is not of type {kind.__name__}") from None
+
+
+def _read_bool(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise ValueError(text)
+    return text.lower() in ("true", "1")
