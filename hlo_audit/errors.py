@@ -49,7 +49,13 @@ class ParseError(HloAuditError):
     kind = "parse"
 
     def __init__(
-        self, reason: str, *, line: int, column: int, path: str | None = None, hint: str | None = None
+        self,
+        reason: str,
+        *,
+        line: int,
+        column: int,
+        path: str | None = None,
+        hint: str | None = None,
     ) -> None:
         super().__init__(f"{path or '<text>'}:{line}:{column}: {reason}", hint=hint)
         self.reason = reason

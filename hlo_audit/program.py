@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from hlo_audit.errors import UsageError
 
 Mode = Literal["auto", "explicit"]
-"""The type of every mesh axis: ``auto`` leaves shardings to XLA, ``explicit`` puts them in types."""
+"""The type of every mesh axis: ``auto`` leaves shardings to XLA, ``explicit`` types them."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 
@@ -128,7 +128,12 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def _read_setting(name: str, text: str, kind: type) -> Setting:
-    readers: dict[type, Callable[[str], Setting]] = {bool: _read_bool, int: int, float: float, str: str}
+    readers: dict[type, Callable[[str], Setting]] = {
+        bool: _read_bool,
+        int: int,
+        float: float,
+        str: str,
+    }
     try:
         return readers[kind](text)
     except ValueError:

@@ -1,0 +1,268 @@
+"""What stands behind an instruction's operands, read on demand.
+
+Each reader takes the raw text of one attribute and returns data, or raises ``ValueError``; the
+properties of :class:`~hlo_audit.hlo.module.Instruction` turn that into ``None``, so that a form
+this version does not know never stops an audit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from hlo_audit.hlo.scan import Unbalanced, split_items
+
+_ATTRIBUTE = re.compile(r"([A-Za-z_][\w.-]*+)\s*+=\s*+(.*)", re.DOTALL)
+_METADATA = re.compile(r'([a-z_]++)=("(?:[^"\\]++|\\.)*+"|\{[^{}]*+\}|[^\s{}"]++)', re.DOTALL)
+_ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_COMPUTATION_NAME = re.compile(r"%?([\w.-]++)")
+_AXIS = re.compile(r"'([^']*+)'(?::\((\d++)\)(\d++))?")
+_AXIS_SIZE = re.compile(r"'([^']*+)'=(\d++)")
+_TILE_ASSIGNMENT = re.compile(
+    r"\[([\d,]++)\](?:<=\[([\d,]++)\](?:T\(([\d,]++)\))?|((?:\d++,?)++)?)"
+)
+_MESH_GROUPS = re.compile(r"@?mesh\[([^\]]*+)\]\s*+\{([^{}]*+)\}")
+
+CALLING_ATTRIBUTES = (
+    "calls",
+    "to_apply",
+    "condition",
+    "body",
+    "called_computations",
+    "branch_computations",
+    "true_computation",
+    "false_computation",
+    "select",
+    "scatter",
+)
+"""The attributes that name computations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Where an instruction comes from: a source line, or a frame of the module's tables."""
+
+    op_name: str = ""
+    op_type: str = ""
+    stack_frame_id: int = 0
+    source_file: str = ""
+    source_line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a value is spread over devices.
+
+    Attributes:
+        kind: ``replicated``, ``maximal``, ``manual``, ``tiled``, ``tuple`` or ``unknown``.
+        shards: for ``tiled``: into how many pieces each dimension is cut.
+        text: as printed, with white space folded; two shardings of one module are the same if
+            their texts are.
+    """
+
+    kind: str
+    shards: tuple[int, ...]
+    text: str
+
+
+def split_attributes(text: str) -> dict[str, str]:
+    """Read ``, name=value, name=value`` into raw values; text that cannot be split is kept whole.
+
+    The last of two equal names wins. What is no ``name=value`` goes under ``""``.
+    """
+    attributes: dict[str, str] = {}
+    try:
+        items = split_items(text, start=len(text) - len(text.lstrip(", \n")))
+    except Unbalanced:
+        return {"": text.strip(", \n")}
+    for item in items:
+        match = _ATTRIBUTE.fullmatch(item)
+        if match is None:
+            attributes[""] = item
+        else:
+            attributes[match[1]] = match[2]
+    return attributes
+
+
+def unquote(text: str) -> str:
+    """The value of a C-escaped string in double quotes; other text as it is."""
+    if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+        return text
+    body = text[1:-1]
+    return _ESCAPE.sub(_unescape, body) if "\\" in body else body
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
+    if code[0].isdigit():
+        return chr(int(code, 8))
+    if code[0] == "x" and len(code) == 3:
+        return chr(int(code[1:], 16))
+    return _ESCAPED.get(code, code)
+
+
+@lru_cache(maxsize=1 << 15)
+def parse_metadata(text: str) -> Metadata:
+    """Read ``{op_name="..." stack_frame_id=3}``; unknown keys are left out."""
+    values = dict(_METADATA.findall(text))
+    return Metadata(
+        op_name=unquote(values.get("op_name", "")),
+        op_type=unquote(values.get("op_type", "")),
+        stack_frame_id=_int_or_zero(values.get("stack_frame_id", "")),
+        source_file=unquote(values.get("source_file", "")),
+        source_line=_int_or_zero(values.get("source_line", "")),
+    )
+
+
+def _int_or_zero(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def parse_computation_names(text: str) -> tuple[str, ...]:
+    """Read ``%name`` or ``{%one, %two}``."""
+    return tuple(_COMPUTATION_NAME.findall(text))
+
+
+def parse_integers(text: str) -> tuple[int, ...]:
+    """Read ``{0,2}``, ``[0,2]`` or ``0,2``."""
+    return tuple(int(item) for item in text.strip("{}[] ").split(",") if item.strip())
+
+
+def parse_backend_config(text: str) -> Mapping[str, Any] | None:
+    """Read a backend config printed as JSON, plain or as an escaped string; else ``None``."""
+    try:
+        config = json.loads(unquote(text))
+    except (ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def parse_replica_groups(text: str, device_count: int) -> tuple[tuple[int, ...], ...]:
+    """Read replica groups in any printed form; ``{}`` is one group of all devices.
+
+    Forms: ``{{0,1},{2,3}}``, ``[2,4]<=[4,2]T(1,0)``, ``mesh['a'=2,'b'=4] {'b'}``. In the last, the
+    devices of one group differ in the axes named in braces only.
+
+    Raises:
+        ValueError: for any other form.
+    """
+    text = text.strip()
+    if text.startswith("{"):
+        groups = tuple(
+            parse_integers(group) for group in split_items(text, 1, len(text) - 1) if group != "{}"
+        )
+        return groups or (tuple(range(device_count)),)
+    if text.startswith("["):
+        match = _TILE_ASSIGNMENT.fullmatch(text)
+        if match is None or match[2] is None:
+            raise ValueError(f"replica groups {text!r} are of no known form")
+        return _reshape_to_groups(parse_integers(match[1]), _iota_devices(match[2], match[3]))
+    match = _MESH_GROUPS.fullmatch(text)
+    if match is None:
+        raise ValueError(f"replica groups {text!r} are of no known form")
+    sizes = {name: int(size) for name, size in _AXIS_SIZE.findall(match[1])}
+    if "device_ids" in match[1]:
+        raise ValueError(f"replica groups {text!r} are of no known form")
+    return _mesh_groups(sizes, _AXIS.findall(match[2]))
+
+
+def _iota_devices(dimensions_text: str, permutation_text: str | None) -> list[int]:
+    """``<=[4,2]T(1,0)``: the devices 0, 1, ... shaped to [4,2], transposed, flattened."""
+    dimensions = parse_integers(dimensions_text)
+    _check_device_count(math.prod(dimensions))
+    if permutation_text is None:
+        return list(range(math.prod(dimensions)))
+    permutation = parse_integers(permutation_text)
+    strides = [math.prod(dimensions[i + 1 :]) for i in range(len(dimensions))]
+    return [
+        sum(index * strides[axis] for index, axis in zip(indices, permutation, strict=True))
+        for indices in itertools.product(*(range(dimensions[axis]) for axis in permutation))
+    ]
+
+
+def _reshape_to_groups(shape: Sequence[int], devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    if len(shape) != 2 or shape[0] * shape[1] != len(devices):
+        raise ValueError(f"replica groups of shape {list(shape)} over {len(devices)} devices")
+    size = shape[1]
+    return tuple(tuple(devices[i * size : (i + 1) * size]) for i in range(shape[0]))
+
+
+def _mesh_groups(
+    sizes: Mapping[str, int], grouped: Sequence[tuple[str, str, str]]
+) -> tuple[tuple[int, ...], ...]:
+    # An axis may be split into sub-axes ('a':(2)4 is the part of size 4 after a major part of 2):
+    # cut every axis at the borders of the parts named, so that each part is an axis of its own.
+    parts: list[tuple[int, bool]] = []
+    named = {name: (int(major or 1), int(size or 0)) for name, major, size in grouped}
+    for name, size in sizes.items():
+        if name not in named:
+            parts.append((size, False))
+            continue
+        major, part = named[name]
+        part = part or size
+        if size % (major * part):
+            raise ValueError(f"sub-axis {name}:({major}){part} does not divide {size}")
+        parts += [(major, False), (part, True), (size // (major * part), False)]
+    _check_device_count(math.prod(size for size, _ in parts))
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for device, indices in enumerate(itertools.product(*(range(size) for size, _ in parts))):
+        key = tuple(i for i, (_, is_grouped) in zip(indices, parts, strict=True) if not is_grouped)
+        groups.setdefault(key, []).append(device)
+    return tuple(map(tuple, groups.values()))
+
+
+def _check_device_count(count: int) -> None:
+    # The largest pod has 9,216 chips; a number far beyond is damage, not a mesh to build in memory.
+    if count > 1 << 20:
+        raise ValueError(f"{count} devices")
+
+
+@lru_cache(maxsize=1 << 12)
+def parse_sharding(text: str) -> Sharding:
+    """Read a sharding in either printed form; what is not understood is of kind ``unknown``."""
+    folded = " ".join(text.split())
+    body = folded[1:-1].strip() if folded.startswith("{") and folded.endswith("}") else folded
+    if body.startswith("{") or body == "":
+        return Sharding("tuple", (), folded)
+    if body.startswith("mesh["):
+        return Sharding(*_mesh_sharding(body), folded)
+    if body.startswith("devices=["):
+        return Sharding(*_tile_sharding(body), folded)
+    for kind in ("replicated", "manual", "maximal"):
+        if body.startswith(kind):
+            return Sharding(kind, (), folded)
+    return Sharding("unknown", (), folded)
+
+
+def _mesh_sharding(body: str) -> tuple[str, tuple[int, ...]]:
+    sizes = {name: int(size) for name, size in _AXIS_SIZE.findall(body[: body.find("]")])}
+    rest = body[body.find("]") + 1 :].lstrip(", ")
+    for kind in ("replicated", "manual", "maximal"):
+        if rest.startswith(kind):
+            return kind, ()
+    if not rest.startswith("[") or "]" not in rest:
+        return "unknown", ()
+    shards = tuple(
+        math.prod(
+            int(part) if part else sizes.get(name, 1) for name, _, part in _AXIS.findall(axes)
+        )
+        for axes in split_items(rest, 1, rest.index("]"))
+    )
+    return ("tiled", shards) if any(count > 1 for count in shards) else ("replicated", ())
+
+
+def _tile_sharding(body: str) -> tuple[str, tuple[int, ...]]:
+    shards = parse_integers(body[len("devices=[") : body.index("]")])
+    if "last_tile_dims=" in body:
+        subgroups = body[body.index("last_tile_dims=") :].split("{", 1)[-1].split("}", 1)[0]
+        shards = shards[: len(shards) - len(subgroups.split(","))]
+    elif "last_tile_dim_replicate" in body:
+        shards = shards[:-1]
+    return ("tiled", shards) if any(count > 1 for count in shards) else ("replicated", ())

@@ -1,0 +1,73 @@
+"""Source positions: the tables at the head of a module that say which Python line traced what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hlo_audit.hlo.attributes import unquote
+
+_ROW = re.compile(r'^(\d++) (?:("(?:[^"\\]++|\\.)*+")|\{([^{}]*+)\})', re.MULTILINE)
+_FIELD = re.compile(r"(\w++)=(\d++)")
+
+
+class SourceLocation(NamedTuple):
+    """A line of the traced program; ``function`` is empty where the module does not say."""
+
+    file: str
+    line: int
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class FrameTables:
+    """``StackFrames`` -> ``FileLocations`` -> ``FileNames`` and ``FunctionNames``, by their ids."""
+
+    files: dict[int, str]
+    functions: dict[int, str]
+    locations: dict[int, dict[str, int]]
+    stack_frames: dict[int, dict[str, int]]
+
+    @classmethod
+    def parse(cls, text: str) -> FrameTables:
+        """Read the tables; a row that is none of theirs is left out."""
+        tables = dict.fromkeys(("FileNames", "FunctionNames", "FileLocations", "StackFrames"), "")
+        titles = re.split(r"^(\w++)$", text, flags=re.MULTILINE)
+        tables.update(zip(titles[1::2], titles[2::2], strict=True))
+        return cls(
+            _names(tables["FileNames"]),
+            _names(tables["FunctionNames"]),
+            _records(tables["FileLocations"]),
+            _records(tables["StackFrames"]),
+        )
+
+    def stack(self, frame_id: int) -> tuple[SourceLocation, ...]:
+        """The frames from ``frame_id`` outwards; ``()`` for an id that is in no table."""
+        stack: list[SourceLocation] = []
+        seen: set[int] = set()
+        while frame_id in self.stack_frames and frame_id not in seen:
+            seen.add(frame_id)
+            frame = self.stack_frames[frame_id]
+            location = self.locations.get(frame.get("file_location_id", 0), {})
+            stack.append(
+                SourceLocation(
+                    self.files.get(location.get("file_name_id", 0), ""),
+                    location.get("line", 0),
+                    self.functions.get(location.get("function_name_id", 0), ""),
+                )
+            )
+            # XLA prints the parent's id one too high, so that 1 stands for "no parent".
+            frame_id = frame.get("parent_frame_id", 0) - 1
+        return tuple(stack)
+
+
+def _names(text: str) -> dict[int, str]:
+    return {int(row): unquote(name) for row, name, _ in _ROW.findall(text)}
+
+
+def _records(text: str) -> dict[int, dict[str, int]]:
+    return {
+        int(row): {key: int(value) for key, value in _FIELD.findall(fields)}
+        for row, _, fields in _ROW.findall(text)
+    }

@@ -1,0 +1,451 @@
+"""The IR: modules, computations and instructions of HLO, as they stand in one pass snapshot.
+
+Objects are read-only and know their neighbours: an instruction its operands and users, a
+computation its callers. Nothing here reads HLO text but the attributes of single instructions,
+which are parsed when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from hlo_audit.errors import ParseError
+from hlo_audit.hlo import attributes as read
+from hlo_audit.hlo.attributes import Metadata, Sharding
+from hlo_audit.hlo.frames import FrameTables, SourceLocation
+from hlo_audit.hlo.shape import Shape, parse_shape
+
+# The compiler's marker for a cost that it does not know is close to the largest int64.
+_UNKNOWN_CYCLES = 1e18
+
+# Most of a module calls no computation: skipping these opcodes makes looking for callers fast.
+_CALL_NOTHING = frozenset(
+    {
+        *("parameter", "constant", "iota", "broadcast", "reshape", "bitcast", "transpose", "copy"),
+        *("copy-start", "copy-done", "convert", "tuple", "get-tuple-element", "slice", "dot"),
+        *("add", "subtract", "multiply", "divide", "negate", "select", "compare"),
+    }
+)
+
+_COMPACT_INDEX = re.compile(r"#(\d++(?:[.#,]\d++)*+)$")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_ALIAS = re.compile(r"\{([\d, ]*+)\}:\s*+\((\d++),\s*+\{([\d, ]*+)\}(?:,\s*+([a-z-]++))?\)")
+
+
+class Value(NamedTuple):
+    """What an operand reads: the result of ``instruction``, or one element of its tuple."""
+
+    instruction: Instruction
+    tuple_index: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        return self.instruction.shape.at(self.tuple_index)
+
+
+class Alias(NamedTuple):
+    """An output that shares the buffer of a parameter (a donated argument)."""
+
+    output_index: tuple[int, ...]
+    parameter_number: int
+    parameter_index: tuple[int, ...]
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLayout:
+    """The shapes and layouts in which the entry computation takes and returns its arrays."""
+
+    parameters: tuple[Shape, ...]
+    result: Shape
+
+
+class Instruction:
+    """One instruction; equal only to itself."""
+
+    __slots__ = (
+        "_attribute_text",
+        "_attributes",
+        "_computation",
+        "_index",
+        "_name",
+        "_opcode",
+        "_operand_text",
+        "_operands",
+        "_shape",
+    )
+
+    def __init__(
+        self,
+        computation: Computation,
+        index: int,
+        name: str,
+        shape: Shape,
+        opcode: str,
+        operands: tuple[Instruction, ...],
+        operand_text: str,
+        attribute_text: str,
+    ) -> None:
+        self._computation = computation
+        self._index = index
+        self._name = name
+        self._shape = shape
+        self._opcode = opcode
+        self._operands = operands
+        self._operand_text = operand_text
+        self._attribute_text = attribute_text
+        self._attributes: dict[str, str] | None = None
+
+    # -- what every instruction has
+
+    @property
+    def name(self) -> str:
+        """Its name, without the ``%``; unique within the computation."""
+        return self._name
+
+    @property
+    def opcode(self) -> str:
+        return self._opcode
+
+    @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @property
+    def computation(self) -> Computation:
+        return self._computation
+
+    @property
+    def index(self) -> int:
+        """Its place in the computation; in a scheduled module, its place in the schedule."""
+        return self._index
+
+    @property
+    def is_root(self) -> bool:
+        return self._computation.root is self
+
+    @property
+    def operands(self) -> tuple[Instruction, ...]:
+        """The instructions that it reads, in order."""
+        return self._operands
+
+    @property
+    def operand_values(self) -> tuple[Value, ...]:
+        """The operands with the tuple element that each reads (``%fusion.3#1``)."""
+        if "#" not in self._operand_text:
+            return tuple(Value(operand) for operand in self._operands)
+        texts = _COMMENT.sub("", self._operand_text).split(", ")
+        indices = (_COMPACT_INDEX.search(text.strip()) for text in texts)
+        return tuple(
+            Value(operand, tuple(map(int, re.split("[.#,]", match[1]))) if match else ())
+            for operand, match in zip(self._operands, indices, strict=True)
+        )
+
+    @property
+    def users(self) -> tuple[Instruction, ...]:
+        """The instructions of the same computation that read it, each once, in order."""
+        return self._computation.users_of(self)
+
+    @property
+    def literal(self) -> str:
+        """What stands between the parentheses, as printed: the value of a ``constant``."""
+        return self._operand_text
+
+    @property
+    def parameter_number(self) -> int | None:
+        """The number of a ``parameter``; ``None`` for every other opcode."""
+        if self._opcode != "parameter" or not self._operand_text.strip().isdecimal():
+            return None
+        return int(self._operand_text)
+
+    # -- attributes
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """Every attribute as printed, by name."""
+        if self._attributes is None:
+            self._attributes = read.split_attributes(self._attribute_text)
+        return self._attributes
+
+    @property
+    def attribute_text(self) -> str:
+        """Every attribute as printed, from the comma on."""
+        return self._attribute_text
+
+    @property
+    def metadata(self) -> Metadata:
+        text = self.attributes.get("metadata")
+        return read.parse_metadata(text) if text else Metadata()
+
+    @property
+    def op_name(self) -> str:
+        """The JAX operation or argument it comes from, such as ``jit(step)/dot_general``."""
+        return self.metadata.op_name
+
+    @property
+    def custom_call_target(self) -> str:
+        """The target of a ``custom-call``; ``""`` for every other opcode."""
+        if self._opcode != "custom-call":
+            return ""
+        return read.unquote(self.attributes.get("custom_call_target", ""))
+
+    @property
+    def called_names(self) -> tuple[str, ...]:
+        """The names of the computations that it calls: fusion, while, call, reduce, async, ..."""
+        return tuple(
+            name
+            for key in read.CALLING_ATTRIBUTES
+            if key in self.attributes
+            for name in read.parse_computation_names(self.attributes[key])
+        )
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The ``dimensions`` attribute; ``()`` where it has none."""
+        return read.parse_integers(self.attributes.get("dimensions", ""))
+
+    @property
+    def sharding(self) -> Sharding | None:
+        text = self.attributes.get("sharding")
+        return read.parse_sharding(text) if text else None
+
+    @property
+    def backend_config(self) -> Mapping[str, Any]:
+        """The backend's settings; empty where there are none, or not as JSON."""
+        text = self.attributes.get("backend_config")
+        return (read.parse_backend_config(text) or {}) if text else {}
+
+    @property
+    def estimated_cycles(self) -> int | None:
+        """The compiler's own cost; ``None`` where it gives none, or its mark for "not known"."""
+        if '"estimated_cycles"' not in self._attribute_text:
+            return None
+        window = self.backend_config.get("window_config")
+        try:
+            cycles = int(window["estimated_cycles"])  # type: ignore[index]  # errors are caught
+        except (TypeError, KeyError, ValueError):
+            return None
+        return cycles if 0 <= cycles < _UNKNOWN_CYCLES else None
+
+    def replica_groups(self, device_count: int) -> tuple[tuple[int, ...], ...] | None:
+        """The groups of a collective among ``device_count`` devices; ``None`` if not understood."""
+        text = self.attributes.get("replica_groups")
+        if text is None:
+            return None
+        try:
+            return read.parse_replica_groups(text, device_count)
+        except ValueError:
+            return None
+
+    @property
+    def text(self) -> str:
+        """The instruction on one line, as XLA prints it."""
+        root = "ROOT " if self.is_root else ""
+        return (
+            f"{root}%{self._name} = {self._shape} {self._opcode}"
+            f"({self._operand_text}){self._attribute_text}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Instruction %{self._name} = {self._shape} {self._opcode}>"
+
+
+class Computation:
+    """A computation: its instructions, in the order of the text; equal only to itself."""
+
+    __slots__ = ("_by_name", "_instructions", "_line", "_name", "_root", "_users")
+
+    def __init__(self, name: str, line: int) -> None:
+        self._name = name
+        self._line = line
+        self._instructions: tuple[Instruction, ...] = ()
+        self._by_name: dict[str, Instruction] = {}
+        self._root: Instruction | None = None
+        self._users: tuple[tuple[Instruction, ...], ...] | None = None
+
+    def _complete(
+        self, instructions: list[Instruction], by_name: dict[str, Instruction], root: Instruction
+    ) -> None:
+        # Called once, by the parser: instructions and their computation name each other.
+        self._instructions = tuple(instructions)
+        self._by_name = by_name
+        self._root = root
+
+    @property
+    def name(self) -> str:
+        """Its name, without the ``%``."""
+        return self._name
+
+    @property
+    def line(self) -> int:
+        """The line of its header in the text, counted from 1."""
+        return self._line
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        return self._instructions
+
+    @property
+    def root(self) -> Instruction:
+        """The instruction whose value it returns."""
+        assert self._root is not None
+        return self._root
+
+    @property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """Its parameters, by their number."""
+        found = [i for i in self._instructions if i.opcode == "parameter"]
+        return tuple(sorted(found, key=lambda parameter: parameter.parameter_number or 0))
+
+    def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        """The instructions that read ``instruction``, each once, in order."""
+        if self._users is None:
+            users: list[list[Instruction]] = [[] for _ in self._instructions]
+            for user in self._instructions:
+                for operand in user.operands:
+                    readers = users[operand.index]
+                    if not readers or readers[-1] is not user:
+                        readers.append(user)
+            self._users = tuple(map(tuple, users))
+        return self._users[instruction.index]
+
+    def __getitem__(self, name: str) -> Instruction:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self._instructions)
+
+    def __len__(self) -> int:
+        return len(self._instructions)
+
+    def __repr__(self) -> str:
+        return f"<Computation %{self._name}, {len(self)} instructions>"
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A module: its computations, its entry, and what stands at the head of its text.
+
+    Attributes:
+        name: such as ``jit_step``.
+        computations: by name, in the order of the text.
+        entry_name: the name of the entry computation; ``None`` only in a module read in part.
+        header_text: what stands after the name in the ``HloModule`` line, as printed.
+        frame_tables: the text of the source tables, ``""`` where there are none.
+        error: what stopped the parser, in a module read in part.
+    """
+
+    name: str
+    computations: Mapping[str, Computation]
+    entry_name: str | None
+    header_text: str = field(repr=False)
+    frame_tables: str = field(default="", repr=False)
+    error: ParseError | None = None
+
+    @property
+    def entry(self) -> Computation:
+        """The entry computation.
+
+        Raises:
+            KeyError: in a module read in part, whose text ends before it.
+        """
+        return self.computations[self.entry_name or ""]
+
+    @property
+    def instructions(self) -> Iterator[Instruction]:
+        """Every instruction, computation by computation."""
+        for computation in self.computations.values():
+            yield from computation.instructions
+
+    # -- the header
+
+    @cached_property
+    def header(self) -> Mapping[str, str]:
+        """The attributes of the ``HloModule`` line as printed, by name."""
+        return read.split_attributes(self.header_text)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the order of the text is the order of execution."""
+        return self.header.get("is_scheduled") == "true"
+
+    @property
+    def device_count(self) -> int:
+        """Partitions times replicas."""
+        counts = (self.header.get("num_partitions", "1"), self.header.get("replica_count", "1"))
+        return math.prod(int(count) if count.isdecimal() else 1 for count in counts)
+
+    @cached_property
+    def entry_layout(self) -> EntryLayout | None:
+        """The entry's shapes and layouts; ``None`` where the header has none."""
+        text = self.header.get("entry_computation_layout")
+        if text is None:
+            return None
+        parameters, arrow, result = text[1:-1].rpartition("->")
+        try:
+            taken = parse_shape(parameters).elements if arrow else ()
+            return EntryLayout(taken, parse_shape(result.strip()))
+        except ValueError:
+            return None
+
+    @cached_property
+    def input_output_aliases(self) -> tuple[Alias, ...]:
+        """The outputs that share a parameter's buffer, in the order of the text."""
+        return tuple(
+            Alias(
+                read.parse_integers(output),
+                int(number),
+                read.parse_integers(index),
+                kind or "may-alias",
+            )
+            for output, number, index, kind in _ALIAS.findall(
+                self.header.get("input_output_alias", "")
+            )
+        )
+
+    # -- calls
+
+    def called(self, instruction: Instruction) -> tuple[Computation, ...]:
+        """The computations that ``instruction`` calls and this module holds."""
+        names = instruction.called_names
+        return tuple(self.computations[name] for name in names if name in self.computations)
+
+    def callers(self, computation: Computation) -> tuple[Instruction, ...]:
+        """The instructions that call ``computation``, in the order of the text."""
+        return self._callers.get(computation.name, ())
+
+    @cached_property
+    def _callers(self) -> dict[str, tuple[Instruction, ...]]:
+        callers: dict[str, list[Instruction]] = {}
+        for instruction in self.instructions:
+            if "=" in instruction.attribute_text and instruction.opcode not in _CALL_NOTHING:
+                for name in instruction.called_names:
+                    callers.setdefault(name, []).append(instruction)
+        return {name: tuple(found) for name, found in callers.items()}
+
+    # -- sources
+
+    def frames(self, instruction: Instruction) -> tuple[SourceLocation, ...]:
+        """The Python stack that traced ``instruction``, innermost first; ``()`` if not known."""
+        metadata = instruction.metadata
+        if metadata.stack_frame_id:
+            return self._frames.stack(metadata.stack_frame_id)
+        if metadata.source_file:
+            return (SourceLocation(metadata.source_file, metadata.source_line),)
+        return ()
+
+    def source(self, instruction: Instruction) -> SourceLocation | None:
+        """The innermost line that traced ``instruction``."""
+        return next(iter(self.frames(instruction)), None)
+
+    @cached_property
+    def _frames(self) -> FrameTables:
+        return FrameTables.parse(self.frame_tables)

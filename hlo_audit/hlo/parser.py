@@ -1,0 +1,335 @@
+"""HLO text -> :class:`Module`.
+
+XLA prints one instruction a line, nearly always in the same plain form. So the body of a
+computation is read in one of two ways:
+
+* plainly: one regular expression, ``_PLAIN_LINE``, takes all lines of a body apart at once;
+* carefully, where a line is not plain: statement by statement, past any white space, comment,
+  string and bracket. It also finds the place at which broken text breaks.
+
+Both give the same six pieces for an instruction, and :func:`_assemble` makes the graph of them.
+Attributes stay text until somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from hlo_audit.errors import ParseError
+from hlo_audit.hlo.module import Computation, Instruction, Module
+from hlo_audit.hlo.scan import Unbalanced, end_of_item, split_items
+from hlo_audit.hlo.shape import parse_shape
+
+# An instruction in pieces: "ROOT " or "", name, shape, opcode, operands, attributes.
+_Pieces = tuple[str, str, str, str, str, str]
+
+# `  ROOT %name = shape opcode(operands), attributes`: no bracket stands in the operands, and the
+# shape is at most a tuple of arrays. Lines that do not start with two spaces continue the
+# attributes (kernel metadata is printed with line breaks). Every repetition is possessive.
+_PLAIN_LINE = re.compile(
+    r"^  (ROOT )?%?([\w.-]++) = "
+    r"(\((?:[^()\n]++|\([^()\n]*+\))*+\)|[^ (\n][^ \n]*+) "
+    r"([a-z][\w-]*+)\(([^()\n]*+)\)"
+    r"(.*+(?:\n(?!  ).*+)*+)",
+    re.MULTILINE,
+)
+_MODULE = re.compile(r"\s*+HloModule\s++([^\s,]++)")
+_TABLE_ROW = re.compile(
+    r'(?:(?:FileNames|FunctionNames|FileLocations|StackFrames|\d++ ["{][^\n]*+)?\n)'
+)
+_PLAIN_HEADER = re.compile(r"(ENTRY )?%?([A-Za-z_][\w.-]*+)(?: \([^\n]*)? \{(?=\n)")
+_COMPUTATION = re.compile(r"(ENTRY\s++)?%?([A-Za-z_][\w.-]*+)\s*+")
+_INSTRUCTION = re.compile(r"(ROOT\s++)?%?([A-Za-z_0-9][\w.-]*+)\s*+=\s*+")
+_OPCODE = re.compile(r"([a-z][\w-]*+)\s*+(?=\()")
+_ARRAY = re.compile(
+    r"[a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{(?:[^{}\n]++|\{[^{}\n]*+\})*+\})?|b\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)"
+)
+_SPACE = re.compile(r"(?:\s++|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
+_BRACKET = re.compile(r"[(\[{\"]")
+_COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+\*/")
+
+# What may follow the brace that closes a body.
+_AFTER_BODY = ("\n", "", ",", "\r", " ")
+
+# The parentheses of these hold a number or a literal.
+_NO_OPERANDS = frozenset({"parameter", "constant"})
+
+
+def parse_module(text: str, *, path: str | None = None, partial: bool = False) -> Module:
+    """Read the text of one module, of any pass, backend and supported version.
+
+    Args:
+        text: a pass dump, or what ``compiled.as_text()`` gives.
+        path: the file it came from, for errors.
+        partial: where the text is broken or cut off, return the computations before the error, and
+            the error as ``module.error``, in place of raising it.
+
+    Raises:
+        ParseError: with file, line and column, for text that is not one whole module.
+    """
+    return _Reader(text, path, partial).read_module()
+
+
+class _BadInstructionError(Exception):
+    """The instruction at ``index`` of a computation does not fit those before it."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+class _Reader:
+    """Reads one text from its start to its end."""
+
+    def __init__(self, text: str, path: str | None, partial: bool) -> None:
+        self.text = text
+        self.path = path
+        self.partial = partial
+        self.computations: dict[str, Computation] = {}
+        # The line at an offset, so that lines are counted forward and only once.
+        self.counted_offset = 0
+        self.counted_line = 1
+
+    def read_module(self) -> Module:
+        text = self.text
+        start = _MODULE.match(text)
+        if start is None:
+            self.fail("this is not HLO text: it does not start with 'HloModule'", 0)
+        header_end = text.find("\n", start.end())
+        if not text.startswith("\n\n", header_end):  # it goes on after a line break, or is all
+            header_end = self.end_of_item(start.end(), "\n")
+        header = text[start.end() : header_end]
+        position = self.skip_frame_tables(header_end)
+        tables = text[header_end:position]
+
+        entry_name: str | None = None
+        error: ParseError | None = None
+        try:
+            while (position := self.skip_space(position)) < len(text):
+                name, is_entry, position = self.read_computation(position)
+                if is_entry:
+                    entry_name = name
+            if entry_name is None:
+                self.fail("the text ends without an ENTRY computation", len(text))
+        except ParseError as caught:
+            if not self.partial:
+                raise
+            error = caught
+        return Module(start[1], self.computations, entry_name, header, tables, error)
+
+    def skip_frame_tables(self, position: int) -> int:
+        while row := _TABLE_ROW.match(self.text, position):
+            position = row.end()
+        return position
+
+    def read_computation(self, position: int) -> tuple[str, bool, int]:
+        """Read one computation; return its name, whether it is the entry, and where it ends."""
+        text = self.text
+        header = _PLAIN_HEADER.match(text, position) or _COMPUTATION.match(text, position)
+        if header is None:
+            self.fail("the header of a computation is expected here", position)
+        name = header[2]
+        if name in self.computations:
+            self.fail(f"a second computation is called {name}", position)
+        computation = Computation(name, self.line_at(position))
+        body = header.end() - 1
+        if header.re is not _PLAIN_HEADER:
+            body = self.skip_signature(header.end())
+        if not text.startswith("{", body):
+            self.fail(f"'{{' of computation {name} is expected here", body)
+        end = self.read_plain_body(computation, body + 1)
+        if end is None:
+            end = self.read_careful_body(computation, body + 1)
+        if text.startswith(",", end):  # }, execution_thread="sparsecore"
+            end = self.end_of_item(end, "\n")
+        self.computations[name] = computation
+        return name, header[1] is not None, end
+
+    # -- the plain way
+
+    def read_plain_body(self, computation: Computation, start: int) -> int | None:
+        """Read a body of plain lines; return where it ends, or ``None`` if a line is not plain."""
+        text = self.text
+        end = text.find("\n}", start)
+        # Kernel metadata has lines that start with a brace too; the body's own stands alone.
+        while end >= 0 and text[end + 2 : end + 3] not in _AFTER_BODY:
+            end = text.find("\n}", end + 2)
+        if end < 0:
+            return None
+        lines: list[_Pieces] = _PLAIN_LINE.findall(text, start, end)
+        if len(lines) != text.count("\n  ", start, end):
+            return None
+        try:
+            _assemble(computation, lines)
+        except _BadInstructionError:
+            return None  # to be found again, with its place, by the careful way
+        return end + 2
+
+    # -- the careful way
+
+    def read_careful_body(self, computation: Computation, start: int) -> int:
+        """Read a body statement by statement; return where it ends."""
+        position = start
+        statements: list[_Pieces] = []
+        starts = [start]
+        try:
+            while not self.text.startswith("}", position := self.skip_space(position)):
+                if position >= len(self.text):
+                    self.fail(f"the text ends inside computation {computation.name}", position)
+                pieces, end = self.read_statement(position)
+                statements.append(pieces)
+                starts.append(position)
+                position = end
+        except ParseError:
+            if self.partial and statements:
+                self.assemble(computation, statements, starts)
+                self.computations[computation.name] = computation
+            raise
+        self.assemble(computation, statements, starts)
+        return position + 1
+
+    def assemble(
+        self, computation: Computation, statements: Sequence[_Pieces], starts: Sequence[int]
+    ) -> None:
+        try:
+            _assemble(computation, statements)
+        except _BadInstructionError as error:
+            self.fail(str(error), starts[error.index + 1])
+
+    def read_statement(self, position: int) -> tuple[_Pieces, int]:
+        text = self.text
+        start = _INSTRUCTION.match(text, position)
+        if start is None:
+            self.fail("an instruction, 'name = shape opcode(...)', is expected here", position)
+        shape_end = self.skip_shape(start.end())
+        opcode_start = self.skip_space(shape_end)
+        opcode = _OPCODE.match(text, opcode_start)
+        if opcode is None:
+            self.fail("an opcode and '(' are expected here", opcode_start)
+        close = self.end_of_item(opcode.end() + 1, ")")
+        if close >= len(text):
+            self.fail(f"'(' of {opcode[1]} is not closed", opcode.end())
+        end = self.skip_attributes(close + 1)
+        pieces = (
+            start[1] or "",
+            start[2],
+            text[start.end() : shape_end],
+            opcode[1],
+            text[opcode.end() + 1 : close],
+            text[close + 1 : end].rstrip(),
+        )
+        return pieces, end
+
+    def skip_attributes(self, position: int) -> int:
+        """Step over ``, name=value`` as often as it stands there."""
+        text = self.text
+        while text.startswith(",", comma := self.skip_space(position)):
+            position = self.end_of_item(self.skip_space(comma + 1), ",\n}")
+        return position
+
+    def skip_signature(self, position: int) -> int:
+        """Step over ``(parameters) -> shape``, where they are printed."""
+        if self.text.startswith("(", position):
+            position = self.end_of_item(position + 1, ")") + 1
+        position = self.skip_space(position)
+        if self.text.startswith("->", position):
+            position = self.skip_shape(self.skip_space(position + 2))
+        return self.skip_space(position)
+
+    def skip_shape(self, position: int) -> int:
+        if self.text.startswith("(", position):
+            return self.end_of_item(position + 1, ")") + 1
+        array = _ARRAY.match(self.text, position)
+        if array is None:
+            self.fail("a shape is expected here", position)
+        return array.end()
+
+    # -- places in the text
+
+    def skip_space(self, position: int) -> int:
+        return _SPACE.match(self.text, position).end()  # type: ignore[union-attr]  # matches ""
+
+    def end_of_item(self, start: int, stops: str) -> int:
+        try:
+            return end_of_item(self.text, start, len(self.text), stops)
+        except Unbalanced as error:
+            self.fail(error.reason, error.position)
+
+    def line_at(self, position: int) -> int:
+        if position < self.counted_offset:
+            self.counted_offset, self.counted_line = 0, 1
+        self.counted_line += self.text.count("\n", self.counted_offset, position)
+        self.counted_offset = position
+        return self.counted_line
+
+    def fail(self, reason: str, position: int) -> NoReturn:
+        column = position - self.text.rfind("\n", 0, position)
+        raise ParseError(reason, line=self.line_at(position), column=column, path=self.path)
+
+
+def _assemble(computation: Computation, lines: Sequence[_Pieces]) -> None:
+    """Make the instructions of ``computation`` out of their pieces, each with its operands.
+
+    Raises:
+        _BadInstructionError: for an instruction that does not fit those before it.
+    """
+    instructions: list[Instruction] = []
+    by_name: dict[str, Instruction] = {}
+    root: Instruction | None = None
+    operands: tuple[Instruction, ...]
+    for index, (is_root, name, shape_text, opcode, operand_text, attribute_text) in enumerate(
+        lines
+    ):
+        try:
+            if operand_text.startswith("%"):
+                # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
+                operands = tuple([by_name[operand] for operand in operand_text[1:].split(", %")])
+            elif not operand_text or opcode in _NO_OPERANDS:
+                operands = ()
+            else:
+                operands = _resolve_operands(operand_text, by_name, index)
+        except KeyError:
+            operands = _resolve_operands(operand_text, by_name, index)
+        try:
+            shape = parse_shape(shape_text)
+        except ValueError as error:
+            raise _BadInstructionError(index, f"{name}: {error}") from None
+        instruction = Instruction(
+            computation, index, name, shape, opcode, operands, operand_text, attribute_text
+        )
+        if is_root:
+            root = instruction
+        by_name[name] = instruction
+        instructions.append(instruction)
+    if not instructions:
+        raise _BadInstructionError(-1, f"computation {computation.name} has no instructions")
+    if len(by_name) != len(instructions):
+        index = next(i for i, one in enumerate(instructions) if by_name[one.name] is not one)
+        raise _BadInstructionError(index, f"two instructions are called {instructions[index].name}")
+    computation._complete(instructions, by_name, root or instructions[-1])
+
+
+def _resolve_operands(
+    text: str, by_name: Mapping[str, Instruction], index: int
+) -> tuple[Instruction, ...]:
+    """Operands in any form: ``f32[8]{0} %a``, ``/*index=5*/%b``, ``%c#1``, ``d``."""
+    text = _COMMENT.sub("", text)
+    try:
+        # No bracket: the commas are those between operands, and nothing needs to be balanced.
+        items = split_items(text) if _BRACKET.search(text) else text.split(",")
+    except Unbalanced as error:
+        raise _BadInstructionError(index, error.reason) from None
+    operands = []
+    for item in items:
+        name = item.strip().removeprefix("%").partition("#")[0]
+        if name not in by_name:
+            name = name.rpartition(" ")[2].removeprefix("%")  # the shape comes first
+        if name not in by_name:
+            reason = (
+                f"operand {name} is not defined before its use" if name else "an operand is empty"
+            )
+            raise _BadInstructionError(index, reason)
+        operands.append(by_name[name])
+    return tuple(operands)

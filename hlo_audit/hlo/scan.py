@@ -1,0 +1,79 @@
+"""Finding where a piece of HLO text ends, past nested brackets and quoted strings.
+
+Everything here is one pass over the text: possessive regular expressions step from one bracket,
+quote or separator to the next, and nesting is a list, so neither long nor deeply nested text can
+backtrack or recurse.
+"""
+
+from __future__ import annotations
+
+import re
+
+_OPEN = {"{": "}", "(": ")", "[": "]"}
+_PLAIN = re.compile(r'[^"{}()\[\],\n]*+')
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+
+class Unbalanced(ValueError):
+    """A bracket or quote that is not closed, or closes what is not open.
+
+    Attributes:
+        position: the offset of the bracket or quote in the text.
+    """
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.position = position
+
+
+def end_of_item(text: str, start: int, end: int, stops: str) -> int:
+    """Return the offset of the first of ``stops`` outside brackets and strings, or ``end``.
+
+    ``->`` and ``<=`` are read as plain text. A closing bracket is a stop only where it is one of
+    ``stops``.
+
+    Raises:
+        Unbalanced: for a bracket or a string that is not closed, or is closed but was not opened.
+    """
+    closers: list[tuple[str, int]] = []
+    position = start
+    while True:
+        position = _PLAIN.match(text, position, end).end()  # type: ignore[union-attr]  # matches ""
+        if position >= end:
+            break
+        char = text[position]
+        if char == '"':
+            string = _STRING.match(text, position, end)
+            if string is None:
+                raise Unbalanced("string is not closed", position)
+            position = string.end()
+            continue
+        if not closers and char in stops:
+            return position
+        if char in _OPEN:
+            closers.append((_OPEN[char], position))
+        elif char not in ",\n":
+            if not closers or closers[-1][0] != char:
+                raise Unbalanced(f"{char!r} closes nothing", position)
+            closers.pop()
+        position += 1
+    if closers:
+        closer, position = closers[-1]
+        raise Unbalanced(f"{text[position]!r} is not closed by {closer!r}", position)
+    return end
+
+
+def split_items(text: str, start: int = 0, end: int | None = None) -> list[str]:
+    """Split at the commas outside brackets and strings; ``""`` has no items.
+
+    Raises:
+        Unbalanced: as :func:`end_of_item`.
+    """
+    end = len(text) if end is None else end
+    items = []
+    while start < end:
+        stop = end_of_item(text, start, end, ",")
+        items.append(text[start:stop].strip())
+        start = stop + 1
+    return items
