@@ -1,0 +1,324 @@
+"""Dump folders: which module, pass and stage each file is.
+
+XLA names a file ``[TIMESTAMP.]module_NNNN[.NAME][.cl_N].SUFFIX``. The suffix is a pass,
+``NNNN.PIPELINE.after_PASS.before_PASS`` or ``NNNN.PASS.STEP``, or a stage such as
+``before_optimizations``, ``cpu_after_optimizations`` or, on TPU, ``after_codegen``. Other files of
+a dump (buffer assignments, options, MLIR) look much the same and are told apart by the whole
+suffix, never by a part of it. Nothing is read before it is asked for, and nothing read is kept.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, NoReturn, cast
+
+from hlo_audit.errors import DumpError
+from hlo_audit.hlo import Module, parse_module
+from hlo_audit.manifest import Manifest, read_manifest
+
+Platform = Literal["tpu", "cpu", "gpu"]
+
+Stage = Literal["before_optimizations", "pass", "after_optimizations", "after_codegen"]
+
+FORMATS = (".txt", ".hlo", ".hlo.pb", ".txt.gz", ".hlo.gz", ".hlo.pb.gz")
+"""The endings of the files that hold a module, as text or as a serialised proto."""
+
+MAX_MODULE_BYTES = 4 << 30
+"""The most that one file may hold once unpacked: far more than any module, less than a bomb."""
+
+_FILE = re.compile(r"(?:(?P<timestamp>\d+)\.)?module_(?P<number>\d{4,})(?P<rest>\..*)")
+_PASS = re.compile(
+    r"(?P<name>.*)\.(?P<number>\d{4,})\.(?P<pipeline>[^.]+)"
+    r"\.(?:after_(?P<after>.+)\.before_(?P<before>[^.]+)|(?P<step>[^.]+))"
+)
+_STAGE = re.compile(
+    r"(?P<name>.*)\.(?:(?P<before>before_optimizations)"
+    r"|(?:(?P<platform>cpu|(?:sm_|gfx)[\w.]+_gpu|gpu)_)?(?P<after>after_optimizations|after_codegen))"
+)
+_CHANGE_LIST = re.compile(r"\.cl_\d+$")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One file of a dump: a module as it stood after one pass.
+
+    Attributes:
+        path: the file.
+        stage: what it is of.
+        number: the number of the pass in the dump; ``None`` for the stages at either end.
+        pipeline: the pipeline it stands in, such as ``simplification-1``; ``""`` for a stage.
+        after: the pass that has just run; ``""`` where the name does not say.
+        before: the pass that runs next; ``""`` where the name does not say.
+        step: what the name says of a step within a pass, such as ``after_tiling_propagation``.
+    """
+
+    path: Path
+    stage: Stage
+    number: int | None = None
+    pipeline: str = ""
+    after: str = ""
+    before: str = ""
+    step: str = ""
+
+    @property
+    def label(self) -> str:
+        """Names the pass to a reader: ``simplification-1: algsimp``."""
+        if self.stage != "pass":
+            return self.stage
+        return f"{self.pipeline}: {self.after or self.step}"
+
+    def read(self) -> Module:
+        """Read and parse the file.
+
+        Raises:
+            DumpError: where it cannot be read.
+            ParseError: where it holds no whole module.
+        """
+        return read_module(self.path)
+
+
+class FileName(NamedTuple):
+    """What the name of a dump's file says.
+
+    Attributes:
+        prefix: what the names of all files of the module start with.
+        module: the module's name, such as ``jit_step``; ``""`` where it is not given.
+        platform: ``None`` where this file's name does not say.
+        snapshot: with the bare name as its path.
+    """
+
+    prefix: str
+    module: str
+    platform: Platform | None
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True)
+class ModuleDump:
+    """The snapshots of one module, in the order in which the compiler wrote them.
+
+    Attributes:
+        folder: where its files are.
+        prefix: what their names start with; tells modules and processes in a folder apart.
+        name: the module's name, such as ``jit_step``; ``""`` where the files do not give it.
+        platform: ``tpu``, ``cpu``, ``gpu``, or ``None`` where the files do not say.
+        passes: every pass snapshot.
+    """
+
+    folder: Path
+    prefix: str
+    name: str
+    platform: Platform | None
+    before_optimizations: Snapshot | None
+    passes: tuple[Snapshot, ...]
+    after_optimizations: Snapshot | None
+    after_codegen: Snapshot | None
+
+    @property
+    def final(self) -> Snapshot | None:
+        """The module that runs. On TPU the one after code generation: the same, with its costs."""
+        return self.after_codegen or self.after_optimizations
+
+    @cached_property
+    def before_layout_assignment(self) -> Snapshot | None:
+        """The last snapshot in which no layout is assigned yet; ``None`` if passes are missing."""
+        for position, snapshot in enumerate(self.passes):
+            if snapshot.before == "layout-assignment":
+                return snapshot
+            # On TPU the first steps inside the pass are snapshots of this pipeline.
+            if snapshot.after == "layout-assignment" or snapshot.pipeline == "tpu-tiling-rewriter":
+                return self.passes[position - 1] if position else self.before_optimizations
+        return None
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """Every snapshot, first to last."""
+        ends = (
+            self.before_optimizations,
+            *self.passes,
+            self.after_optimizations,
+            self.after_codegen,
+        )
+        return tuple(snapshot for snapshot in ends if snapshot is not None)
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A dump folder.
+
+    Attributes:
+        modules: by the number that XLA gave them.
+        manifest: what was compiled and how, where this tool made the dump.
+    """
+
+    folder: Path
+    modules: tuple[ModuleDump, ...]
+    manifest: Manifest | None
+
+
+def read_dump(folder: Path) -> Dump:
+    """Find the modules of a dump folder and of the folders in it; links are not followed.
+
+    Raises:
+        DumpError: for a folder that is missing, cannot be read or holds no module.
+    """
+    found: dict[tuple[Path, str], list[FileName]] = {}
+    for path in _files(folder):
+        if name := parse_file_name(path.name):
+            here = name._replace(snapshot=replace(name.snapshot, path=path))
+            found.setdefault((path.parent, name.prefix), []).append(here)
+    modules = tuple(_module_dump(key[0], names) for key, names in sorted(found.items()))
+    if not modules:
+        raise DumpError(
+            f"no HLO dump is in {folder}",
+            hint="dump one with compiler option xla_dump_to and xla_dump_hlo_pass_re=.*",
+        )
+    return Dump(folder, modules, read_manifest(folder))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The regular files of a folder and of the folders in it, links left out."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise DumpError(f"cannot read {error.filename}: {error.strerror}")
+
+    if not folder.exists():
+        raise DumpError(f"there is no file or folder {folder}")
+    for parent, _, names in os.walk(folder, onerror=fail):
+        for name in sorted(names):
+            path = Path(parent, name)
+            if stat.S_ISREG(path.lstat().st_mode):
+                yield path
+
+
+def _module_dump(folder: Path, names: list[FileName]) -> ModuleDump:
+    # A snapshot may be there both as text and as proto: text is read without jaxlib.
+    names.sort(key=lambda name: FORMATS.index(_ending(name.snapshot.path.name)), reverse=True)
+    stages = {name.snapshot.stage: name.snapshot for name in names}
+    passes = {n.snapshot.number or 0: n.snapshot for n in names if n.snapshot.stage == "pass"}
+    return ModuleDump(
+        folder,
+        names[0].prefix,
+        names[0].module,
+        next((name.platform for name in names if name.platform), None),
+        stages.get("before_optimizations"),
+        tuple(passes[number] for number in sorted(passes)),
+        stages.get("after_optimizations"),
+        stages.get("after_codegen"),
+    )
+
+
+def parse_file_name(name: str) -> FileName | None:
+    """Take the name of a dump's file apart; ``None`` for files that hold no module."""
+    file = _FILE.fullmatch(name)
+    ending = _ending(name)
+    if file is None or not ending:
+        return None
+    rest = file["rest"].removesuffix(ending)
+    stage: Stage = "pass"
+    platform: Platform | None = None
+    if found := _STAGE.fullmatch(rest):
+        stage = cast("Stage", found["before"] or found["after"])
+        if found["platform"]:
+            platform = "cpu" if found["platform"] == "cpu" else "gpu"
+        elif stage == "after_codegen":  # the TPU backend alone writes it
+            platform = "tpu"
+        snapshot = Snapshot(Path(name), stage)
+    elif found := _PASS.fullmatch(rest):
+        snapshot = Snapshot(
+            Path(name),
+            stage,
+            int(found["number"]),
+            found["pipeline"],
+            found["after"] or "",
+            found["before"] or "",
+            found["step"] or "",
+        )
+    else:
+        return None
+    start = name[: len(name) - len(file["rest"])]
+    return FileName(
+        prefix=start + found["name"],
+        module=_CHANGE_LIST.sub("", found["name"]).removeprefix("."),
+        platform=platform,
+        snapshot=snapshot,
+    )
+
+
+def read_module(path: Path) -> Module:
+    """Read one file of any of the :data:`FORMATS`; ``-`` is standard input, as text.
+
+    Raises:
+        DumpError: where it cannot be read, or is larger than :data:`MAX_MODULE_BYTES`.
+        ParseError: where it holds no whole module.
+    """
+    if str(path) == "-":
+        return parse_module(sys.stdin.read(), path="<stdin>")
+    data = _read_bytes(path)
+    if _ending(path.name).startswith(".hlo.pb"):
+        return parse_module(_proto_to_text(data, path), path=str(path))
+    return parse_module(data.decode("utf-8", errors="replace"), path=str(path))
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DumpError(f"{path} is neither a file nor a folder")
+        with _open(path) as file:
+            data = file.read(MAX_MODULE_BYTES + 1)
+    except (OSError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DumpError(f"cannot read {path}: {reason}") from None
+    if len(data) > MAX_MODULE_BYTES:
+        raise DumpError(f"{path} holds more than {MAX_MODULE_BYTES >> 30} GiB")
+    return data
+
+
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _ending(name: str) -> str:
+    """The one of :data:`FORMATS` that ``name`` ends in, ``""`` for none."""
+    return max((ending for ending in FORMATS if name.endswith(ending)), key=len, default="")
+
+
+def _proto_to_text(data: bytes, path: Path) -> str:
+    """Print a serialised ``HloProto`` or ``HloModuleProto`` through jaxlib."""
+    try:
+        from jaxlib._hlo import HloModule
+    except ImportError:  # jaxlib before 0.8
+        from jaxlib._jax import HloModule  # type: ignore[no-redef]
+    try:
+        module = HloModule.from_serialized_hlo_module_proto(_hlo_module_proto(data))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "not an HLO proto"
+        raise DumpError(f"{path} holds no serialised HLO module: {reason}") from None
+    return str(module.to_string())
+
+
+def _hlo_module_proto(data: bytes) -> bytes:
+    """The ``hlo_module`` field of an ``HloProto``, which is what XLA dumps.
+
+    Both messages start with field 1 of wire type 2: the name of a module, or the module itself,
+    which starts with such a field in turn.
+    """
+    if data[:1] != b"\x0a":
+        raise ValueError("it does not start with the field 1 of one")
+    length, shift, position = 0, 0, 1
+    while position < min(len(data), 11):
+        byte = data[position]
+        length |= (byte & 0x7F) << shift
+        shift, position = shift + 7, position + 1
+        if not byte & 0x80:
+            break
+    inner = data[position : position + length]
+    return inner if inner[:1] == b"\x0a" else data
