@@ -28,6 +28,9 @@ Platform = Literal["tpu", "cpu", "gpu"]
 
 Stage = Literal["before_optimizations", "pass", "after_optimizations", "after_codegen"]
 
+AuditStage = Literal["before_optimizations", "before_layout_assignment", "final"]
+"""The snapshots that rules read."""
+
 FORMATS = (".txt", ".hlo", ".hlo.pb", ".txt.gz", ".hlo.gz", ".hlo.pb.gz")
 """The endings of the files that hold a module, as text or as a serialised proto."""
 
@@ -253,6 +256,21 @@ def parse_file_name(name: str) -> FileName | None:
     )
 
 
+def stage_of_file(path: Path, module: Module) -> AuditStage | None:
+    """Which of the snapshots that rules read a single file is; ``None`` for one in between.
+
+    By the name that XLA gave it. Under any other name: a scheduled module is the final one, as
+    ``compiled.as_text()`` gives it, and one without a schedule is from before optimisation.
+    """
+    name = parse_file_name(path.name)
+    if name is None:
+        return "final" if module.is_scheduled else "before_optimizations"
+    if name.snapshot.stage == "pass":
+        is_last = name.snapshot.before == "layout-assignment"
+        return "before_layout_assignment" if is_last else None
+    return "before_optimizations" if name.snapshot.stage == "before_optimizations" else "final"
+
+
 def read_module(path: Path) -> Module:
     """Read one file of any of the :data:`FORMATS`; ``-`` is standard input, as text.
 
@@ -296,7 +314,7 @@ def _proto_to_text(data: bytes, path: Path) -> str:
     try:
         from jaxlib._hlo import HloModule
     except ImportError:  # jaxlib before 0.8
-        from jaxlib._jax import HloModule  # type: ignore[no-redef]
+        from jaxlib._jax import HloModule
     try:
         module = HloModule.from_serialized_hlo_module_proto(_hlo_module_proto(data))
     except (RuntimeError, ValueError) as error:

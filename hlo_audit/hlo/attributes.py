@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,9 +19,14 @@ from typing import Any
 from hlo_audit.hlo.scan import Unbalanced, split_items
 
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.-]*+)\s*+=\s*+(.*)", re.DOTALL)
-_METADATA = re.compile(r'([a-z_]++)=("(?:[^"\\]++|\\.)*+"|\{[^{}]*+\}|[^\s{}"]++)', re.DOTALL)
+_METADATA = re.compile(
+    r'(?<![a-z_])([a-z_]++)=("(?:[^"\\]++|\\.)*+"|\{[^{}]*+\}|[^\s{}"]++)', re.DOTALL
+)
 _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+# A comment that is not closed takes the rest: were it left, each "/*" would be read to the end.
+_COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
+_BRACKET = re.compile(r"[(\[{\"]")
 _COMPUTATION_NAME = re.compile(r"%?([\w.-]++)")
 _AXIS = re.compile(r"'([^']*+)'(?::\((\d++)\)(\d++))?")
 _AXIS_SIZE = re.compile(r"'([^']*+)'=(\d++)")
@@ -101,7 +106,7 @@ def unquote(text: str) -> str:
 
 def _unescape(match: re.Match[str]) -> str:
     code = match[1]
-    if code[0].isdigit():
+    if code[0] in "01234567":
         return chr(int(code, 8))
     if code[0] == "x" and len(code) == 3:
         return chr(int(code[1:], 16))
@@ -122,7 +127,36 @@ def parse_metadata(text: str) -> Metadata:
 
 
 def _int_or_zero(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return int(text) if is_number(text) else 0
+
+
+def is_number(text: str) -> bool:
+    """Whether ``text`` is a count or an id: digits, and no more of them than an int64 has."""
+    return text.isdecimal() and len(text) < 20
+
+
+def parse_operands(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Read operands in any form: ``f32[8]{0} %a``, ``/*index=5*/%b``, ``%c#1``, ``d``.
+
+    Returns:
+        for each, the name, and the index of the tuple element that is read.
+
+    Raises:
+        ValueError: for an operand without a name, an index that is none, or an open bracket.
+    """
+    text = _COMMENT.sub("", text)
+    # No bracket: the commas are those between operands, and nothing needs to be balanced.
+    items = split_items(text) if _BRACKET.search(text) else text.split(",")
+    operands = []
+    for item in items:
+        # The shape comes first, and may hold a "#" of its own.
+        name, *index = item.split()[-1].removeprefix("%").split("#") if item.strip() else [""]
+        if not name:
+            raise ValueError("an operand is empty")
+        if not all(map(is_number, index)):
+            raise ValueError(f"#{'#'.join(index)[:40]} is no element of a tuple")
+        operands.append((name, tuple(map(int, index))))
+    return operands
 
 
 def parse_computation_names(text: str) -> tuple[str, ...]:
@@ -155,6 +189,7 @@ def parse_replica_groups(text: str, device_count: int) -> tuple[tuple[int, ...],
     """
     text = text.strip()
     if text.startswith("{"):
+        _check_sizes([device_count])
         groups = tuple(
             parse_integers(group) for group in split_items(text, 1, len(text) - 1) if group != "{}"
         )
@@ -176,10 +211,12 @@ def parse_replica_groups(text: str, device_count: int) -> tuple[tuple[int, ...],
 def _iota_devices(dimensions_text: str, permutation_text: str | None) -> list[int]:
     """``<=[4,2]T(1,0)``: the devices 0, 1, ... shaped to [4,2], transposed, flattened."""
     dimensions = parse_integers(dimensions_text)
-    _check_device_count(math.prod(dimensions))
+    _check_sizes(dimensions)
     if permutation_text is None:
         return list(range(math.prod(dimensions)))
     permutation = parse_integers(permutation_text)
+    if sorted(permutation) != list(range(len(dimensions))):
+        raise ValueError(f"{permutation} does not order {len(dimensions)} dimensions")
     strides = [math.prod(dimensions[i + 1 :]) for i in range(len(dimensions))]
     return [
         sum(index * strides[axis] for index, axis in zip(indices, permutation, strict=True))
@@ -199,6 +236,7 @@ def _mesh_groups(
 ) -> tuple[tuple[int, ...], ...]:
     # An axis may be split into sub-axes ('a':(2)4 is the part of size 4 after a major part of 2):
     # cut every axis at the borders of the parts named, so that each part is an axis of its own.
+    _check_sizes(sizes.values())
     parts: list[tuple[int, bool]] = []
     named = {name: (int(major or 1), int(size or 0)) for name, major, size in grouped}
     for name, size in sizes.items():
@@ -207,10 +245,9 @@ def _mesh_groups(
             continue
         major, part = named[name]
         part = part or size
-        if size % (major * part):
+        if not major or size % (major * part):
             raise ValueError(f"sub-axis {name}:({major}){part} does not divide {size}")
         parts += [(major, False), (part, True), (size // (major * part), False)]
-    _check_device_count(math.prod(size for size, _ in parts))
     groups: dict[tuple[int, ...], list[int]] = {}
     for device, indices in enumerate(itertools.product(*(range(size) for size, _ in parts))):
         key = tuple(i for i, (_, is_grouped) in zip(indices, parts, strict=True) if not is_grouped)
@@ -218,10 +255,10 @@ def _mesh_groups(
     return tuple(map(tuple, groups.values()))
 
 
-def _check_device_count(count: int) -> None:
+def _check_sizes(sizes: Collection[int]) -> None:
     # The largest pod has 9,216 chips; a number far beyond is damage, not a mesh to build in memory.
-    if count > 1 << 20:
-        raise ValueError(f"{count} devices")
+    if any(size < 1 for size in sizes) or math.prod(sizes) > 1 << 20:
+        raise ValueError("no mesh has that many devices")
 
 
 @lru_cache(maxsize=1 << 12)
@@ -231,10 +268,13 @@ def parse_sharding(text: str) -> Sharding:
     body = folded[1:-1].strip() if folded.startswith("{") and folded.endswith("}") else folded
     if body.startswith("{") or body == "":
         return Sharding("tuple", (), folded)
-    if body.startswith("mesh["):
-        return Sharding(*_mesh_sharding(body), folded)
-    if body.startswith("devices=["):
-        return Sharding(*_tile_sharding(body), folded)
+    try:
+        if body.startswith("mesh["):
+            return Sharding(*_mesh_sharding(body), folded)
+        if body.startswith("devices=["):
+            return Sharding(*_tile_sharding(body), folded)
+    except ValueError:
+        return Sharding("unknown", (), folded)
     for kind in ("replicated", "manual", "maximal"):
         if body.startswith(kind):
             return Sharding(kind, (), folded)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from hlo_audit.hlo.attributes import unquote
 
-_ROW = re.compile(r'^(\d++) (?:("(?:[^"\\]++|\\.)*+")|\{([^{}]*+)\})', re.MULTILINE)
-_FIELD = re.compile(r"(\w++)=(\d++)")
+_ROW = re.compile(r'^(\d{1,18}+) (?:("(?:[^"\\]++|\\.)*+")|\{([^{}]*+)\})', re.MULTILINE)
+_FIELD = re.compile(r"\b(\w++)=(\d{1,18}+)(?!\d)")
 
 
 class SourceLocation(NamedTuple):

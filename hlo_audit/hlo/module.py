@@ -32,9 +32,8 @@ _CALL_NOTHING = frozenset(
     }
 )
 
-_COMPACT_INDEX = re.compile(r"#(\d++(?:[.#,]\d++)*+)$")
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_ALIAS = re.compile(r"\{([\d, ]*+)\}:\s*+\((\d++),\s*+\{([\d, ]*+)\}(?:,\s*+([a-z-]++))?\)")
+_INDEX = r"\{((?:\d{1,18}+(?:,\s*+|(?=\})))*+)\}"
+_ALIAS = re.compile(rf"{_INDEX}:\s*+\((\d{{1,18}}+),\s*+{_INDEX}(?:,\s*+([a-z-]++))?\)")
 
 
 class Value(NamedTuple):
@@ -137,13 +136,13 @@ class Instruction:
     @property
     def operand_values(self) -> tuple[Value, ...]:
         """The operands with the tuple element that each reads (``%fusion.3#1``)."""
-        if "#" not in self._operand_text:
+        if "#" not in self._operand_text or not self._operands:
             return tuple(Value(operand) for operand in self._operands)
-        texts = _COMMENT.sub("", self._operand_text).split(", ")
-        indices = (_COMPACT_INDEX.search(text.strip()) for text in texts)
         return tuple(
-            Value(operand, tuple(map(int, re.split("[.#,]", match[1]))) if match else ())
-            for operand, match in zip(self._operands, indices, strict=True)
+            Value(operand, index)
+            for operand, (_, index) in zip(
+                self._operands, read.parse_operands(self._operand_text), strict=True
+            )
         )
 
     @property
@@ -159,9 +158,8 @@ class Instruction:
     @property
     def parameter_number(self) -> int | None:
         """The number of a ``parameter``; ``None`` for every other opcode."""
-        if self._opcode != "parameter" or not self._operand_text.strip().isdecimal():
-            return None
-        return int(self._operand_text)
+        text = self._operand_text.strip()
+        return int(text) if self._opcode == "parameter" and read.is_number(text) else None
 
     # -- attributes
 
@@ -206,8 +204,11 @@ class Instruction:
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """The ``dimensions`` attribute; ``()`` where it has none."""
-        return read.parse_integers(self.attributes.get("dimensions", ""))
+        """The ``dimensions`` attribute; ``()`` where it has none, or no list of numbers."""
+        try:
+            return read.parse_integers(self.attributes.get("dimensions", ""))
+        except ValueError:
+            return ()
 
     @property
     def sharding(self) -> Sharding | None:
@@ -223,12 +224,12 @@ class Instruction:
     @property
     def estimated_cycles(self) -> int | None:
         """The compiler's own cost; ``None`` where it gives none, or its mark for "not known"."""
-        if '"estimated_cycles"' not in self._attribute_text:
+        if "estimated_cycles" not in self._attribute_text:
             return None
         window = self.backend_config.get("window_config")
         try:
             cycles = int(window["estimated_cycles"])  # type: ignore[index]  # errors are caught
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             return None
         return cycles if 0 <= cycles < _UNKNOWN_CYCLES else None
 
@@ -381,7 +382,7 @@ class Module:
     def device_count(self) -> int:
         """Partitions times replicas."""
         counts = (self.header.get("num_partitions", "1"), self.header.get("replica_count", "1"))
-        return math.prod(int(count) if count.isdecimal() else 1 for count in counts)
+        return math.prod(int(count) if read.is_number(count) else 1 for count in counts)
 
     @cached_property
     def entry_layout(self) -> EntryLayout | None:

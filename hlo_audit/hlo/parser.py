@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from hlo_audit.errors import ParseError
+from hlo_audit.hlo.attributes import parse_operands
 from hlo_audit.hlo.module import Computation, Instruction, Module
-from hlo_audit.hlo.scan import Unbalanced, end_of_item, split_items
+from hlo_audit.hlo.scan import Unbalanced, end_of_item
 from hlo_audit.hlo.shape import parse_shape
 
 # An instruction in pieces: "ROOT " or "", name, shape, opcode, operands, attributes.
@@ -47,11 +48,10 @@ _ARRAY = re.compile(
     r"[a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{(?:[^{}\n]++|\{[^{}\n]*+\})*+\})?|b\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)"
 )
 _SPACE = re.compile(r"(?:\s++|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
-_BRACKET = re.compile(r"[(\[{\"]")
-_COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+\*/")
+_STRAY_INSTRUCTION = re.compile(r"^(?!  )[ \t]*+(?:ROOT )?%?[\w.-]++ = ", re.MULTILINE)
 
 # What may follow the brace that closes a body.
-_AFTER_BODY = ("\n", "", ",", "\r", " ")
+_AFTER_BODY = re.compile(r"[ \t]*+(?:\n|\Z|, execution_thread=)")
 
 # The parentheses of these hold a number or a literal.
 _NO_OPERANDS = frozenset({"parameter", "constant"})
@@ -69,6 +69,8 @@ def parse_module(text: str, *, path: str | None = None, partial: bool = False) -
     Raises:
         ParseError: with file, line and column, for text that is not one whole module.
     """
+    if "\r\n" in text:
+        text = text.replace("\r\n", "\n")
     return _Reader(text, path, partial).read_module()
 
 
@@ -88,6 +90,9 @@ class _Reader:
         self.path = path
         self.partial = partial
         self.computations: dict[str, Computation] = {}
+        self.entry_name: str | None = None
+        # Up to where bodies are read carefully, so that no text is tried the plain way twice.
+        self.careful_end = 0
         # The line at an offset, so that lines are counted forward and only once.
         self.counted_offset = 0
         self.counted_line = 1
@@ -97,26 +102,24 @@ class _Reader:
         start = _MODULE.match(text)
         if start is None:
             self.fail("this is not HLO text: it does not start with 'HloModule'", 0)
-        header_end = text.find("\n", start.end())
-        if not text.startswith("\n\n", header_end):  # it goes on after a line break, or is all
-            header_end = self.end_of_item(start.end(), "\n")
-        header = text[start.end() : header_end]
-        position = self.skip_frame_tables(header_end)
-        tables = text[header_end:position]
-
-        entry_name: str | None = None
+        header = tables = ""
         error: ParseError | None = None
         try:
+            header_end = text.find("\n", start.end())
+            if not text.startswith("\n\n", header_end):  # it goes on after the line, or is all
+                header_end = self.end_of_item(start.end(), "\n")
+            header = text[start.end() : header_end]
+            position = self.skip_frame_tables(header_end)
+            tables = text[header_end:position]
             while (position := self.skip_space(position)) < len(text):
-                name, is_entry, position = self.read_computation(position)
-                if is_entry:
-                    entry_name = name
-            if entry_name is None:
+                position = self.read_computation(position)
+            if self.entry_name is None:
                 self.fail("the text ends without an ENTRY computation", len(text))
         except ParseError as caught:
             if not self.partial:
                 raise
             error = caught
+        entry_name = self.entry_name if self.entry_name in self.computations else None
         return Module(start[1], self.computations, entry_name, header, tables, error)
 
     def skip_frame_tables(self, position: int) -> int:
@@ -124,8 +127,8 @@ class _Reader:
             position = row.end()
         return position
 
-    def read_computation(self, position: int) -> tuple[str, bool, int]:
-        """Read one computation; return its name, whether it is the entry, and where it ends."""
+    def read_computation(self, position: int) -> int:
+        """Read one computation; return where it ends."""
         text = self.text
         header = _PLAIN_HEADER.match(text, position) or _COMPUTATION.match(text, position)
         if header is None:
@@ -133,19 +136,25 @@ class _Reader:
         name = header[2]
         if name in self.computations:
             self.fail(f"a second computation is called {name}", position)
+        if header[1] is not None:
+            if self.entry_name is not None:
+                self.fail(f"a second ENTRY, {name}, after {self.entry_name}", position)
+            self.entry_name = name
         computation = Computation(name, self.line_at(position))
         body = header.end() - 1
         if header.re is not _PLAIN_HEADER:
             body = self.skip_signature(header.end())
         if not text.startswith("{", body):
             self.fail(f"'{{' of computation {name} is expected here", body)
-        end = self.read_plain_body(computation, body + 1)
+        end = None
+        if body >= self.careful_end and text.startswith("\n", body + 1):
+            end = self.read_plain_body(computation, body + 1)
         if end is None:
             end = self.read_careful_body(computation, body + 1)
         if text.startswith(",", end):  # }, execution_thread="sparsecore"
             end = self.end_of_item(end, "\n")
         self.computations[name] = computation
-        return name, header[1] is not None, end
+        return end
 
     # -- the plain way
 
@@ -154,17 +163,24 @@ class _Reader:
         text = self.text
         end = text.find("\n}", start)
         # Kernel metadata has lines that start with a brace too; the body's own stands alone.
-        while end >= 0 and text[end + 2 : end + 3] not in _AFTER_BODY:
+        while end >= 0 and not _AFTER_BODY.match(text, end + 2):
             end = text.find("\n}", end + 2)
         if end < 0:
+            self.careful_end = len(text)
             return None
         lines: list[_Pieces] = _PLAIN_LINE.findall(text, start, end)
-        if len(lines) != text.count("\n  ", start, end):
+        plain = len(lines) == text.count("\n", start, end) or (
+            len(lines) == text.count("\n  ", start, end)
+            and not _STRAY_INSTRUCTION.search(text, start, end)
+        )
+        if plain:
+            try:
+                _assemble(computation, lines)
+            except _BadInstructionError:
+                plain = False  # to be found again, with its place, by the careful way
+        if not plain:
+            self.careful_end = end
             return None
-        try:
-            _assemble(computation, lines)
-        except _BadInstructionError:
-            return None  # to be found again, with its place, by the careful way
         return end + 2
 
     # -- the careful way
@@ -196,6 +212,9 @@ class _Reader:
         try:
             _assemble(computation, statements)
         except _BadInstructionError as error:
+            if self.partial and error.index > 0:
+                _assemble(computation, statements[: error.index])
+                self.computations[computation.name] = computation
             self.fail(str(error), starts[error.index + 1])
 
     def read_statement(self, position: int) -> tuple[_Pieces, int]:
@@ -306,30 +325,37 @@ def _assemble(computation: Computation, lines: Sequence[_Pieces]) -> None:
     if not instructions:
         raise _BadInstructionError(-1, f"computation {computation.name} has no instructions")
     if len(by_name) != len(instructions):
-        index = next(i for i, one in enumerate(instructions) if by_name[one.name] is not one)
-        raise _BadInstructionError(index, f"two instructions are called {instructions[index].name}")
+        seen: set[str] = set()
+        for index, instruction in enumerate(instructions):
+            if instruction.name in seen:
+                raise _BadInstructionError(
+                    index, f"a second instruction is called {instruction.name}"
+                )
+            seen.add(instruction.name)
     computation._complete(instructions, by_name, root or instructions[-1])
 
 
 def _resolve_operands(
     text: str, by_name: Mapping[str, Instruction], index: int
 ) -> tuple[Instruction, ...]:
-    """Operands in any form: ``f32[8]{0} %a``, ``/*index=5*/%b``, ``%c#1``, ``d``."""
-    text = _COMMENT.sub("", text)
+    """Find the operands that are not simply ``%a, %b``."""
+    if not text.strip():
+        return ()
     try:
-        # No bracket: the commas are those between operands, and nothing needs to be balanced.
-        items = split_items(text) if _BRACKET.search(text) else text.split(",")
-    except Unbalanced as error:
-        raise _BadInstructionError(index, error.reason) from None
-    operands = []
-    for item in items:
-        name = item.strip().removeprefix("%").partition("#")[0]
-        if name not in by_name:
-            name = name.rpartition(" ")[2].removeprefix("%")  # the shape comes first
-        if name not in by_name:
-            reason = (
-                f"operand {name} is not defined before its use" if name else "an operand is empty"
-            )
+        operands = parse_operands(text)
+    except ValueError as error:
+        raise _BadInstructionError(index, str(error)) from None
+    resolved = []
+    for name, tuple_index in operands:
+        operand = by_name.get(name)
+        if operand is None:
+            reason = f"operand {name[:80]} is not defined before its use"
             raise _BadInstructionError(index, reason)
-        operands.append(by_name[name])
-    return tuple(operands)
+        if tuple_index:
+            try:
+                operand.shape.at(tuple_index)
+            except IndexError:
+                reason = f"{name} has no element {'#'.join(map(str, tuple_index))}"
+                raise _BadInstructionError(index, reason) from None
+        resolved.append(operand)
+    return tuple(resolved)

@@ -12,8 +12,6 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from hlo_audit.hlo.scan import split_items
-
 # Real modules nest tuples a few deep; what walks a shape may recurse that far.
 _MAX_TUPLE_DEPTH = 100
 
@@ -222,12 +220,13 @@ def _parse_array(text: str, position: int) -> tuple[Shape, int]:
     match = _ARRAY.match(text, position)
     if match is None:
         raise ValueError(f"{text[position : position + 20]!r} is not a shape")
-    dimensions = tuple(_dimension(d) for d in match["dimensions"].split(",") if d.strip())
+    dimensions_text = match["dimensions"].strip()
+    dimensions = tuple(map(_dimension, dimensions_text.split(","))) if dimensions_text else ()
     layout = None if match["layout"] is None else _parse_layout(match["layout"])
     order = layout.minor_to_major if layout is not None else ()
     if order and sorted(order) != list(range(len(dimensions))):
         raise ValueError(
-            f"layout {{{match['layout']}}} does not order {len(dimensions)} dimensions"
+            f"layout {_shorten(match['layout'])} does not order {len(dimensions)} dimensions"
         )
     end = match.end()
     if is_buffer:
@@ -254,15 +253,34 @@ def _skip_space(text: str, position: int) -> int:
 
 def _dimension(text: str) -> int:
     text = text.strip()
-    return -1 if text == "?" else int(text.removeprefix("<="))
+    return -1 if text == "?" else _number(text.removeprefix("<="))
+
+
+def _number(text: str) -> int:
+    text = text.strip()
+    # No number of a shape has more digits than an int64.
+    if not text.isdecimal() or len(text) > 19:
+        raise ValueError(f"{_shorten(text)} is not a number")
+    return int(text)
+
+
+def _tile_size(text: str) -> int:
+    size = -1 if text.strip() == "*" else _number(text)
+    if size == 0:
+        raise ValueError("a tile has no size 0")
+    return size
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
 @lru_cache(maxsize=1 << 14)
 def _parse_layout(text: str) -> Layout:
     match = _LAYOUT.fullmatch(text)
     if match is None:
-        raise ValueError(f"{{{text}}} is not a layout")
-    order = tuple(int(d) for d in match["order"].split(",") if d.strip())
+        raise ValueError(f"{_shorten(text)} is not a layout")
+    order = tuple(map(_number, match["order"].split(","))) if match["order"].strip() else ()
     tiles: tuple[tuple[int, ...], ...] = ()
     memory_space = 0
     other = match["level_types"] or ""
@@ -271,15 +289,13 @@ def _parse_layout(text: str) -> Layout:
     while position < len(suffixes):
         suffix = _SUFFIX.match(suffixes, position)
         if suffix is None or suffix.end() == position:
-            raise ValueError(f"{{{text}}} is not a layout")
+            raise ValueError(f"{_shorten(text)} is not a layout")
         position = suffix.end()
         groups = _GROUP.findall(suffix["values"])
         if suffix["name"] == "T":
-            tiles = tuple(
-                tuple(-1 if s.strip() == "*" else int(s) for s in split_items(g)) for g in groups
-            )
+            tiles = tuple(tuple(map(_tile_size, group.split(","))) for group in groups)
         elif suffix["name"] == "S" and len(groups) == 1:
-            memory_space = int(groups[0])
+            memory_space = _number(groups[0])
         else:
             other += suffix[0]
     return Layout(order, tiles, memory_space, other)

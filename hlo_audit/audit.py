@@ -1,0 +1,235 @@
+"""Rules x module -> what one program is reported to hold.
+
+The rules come as an argument, so that this layer knows none of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_module, stage_of_file
+from hlo_audit.errors import HloAuditError
+from hlo_audit.hlo import Module
+from hlo_audit.hlo.loops import executions, trip_count
+from hlo_audit.manifest import Manifest
+from hlo_audit.program import Lowering, Setting
+from hlo_audit.rule import Context, Finding, Rule
+
+RuleOptions = Mapping[str, Mapping[str, int]]
+"""Rule code -> option -> value; what is not named keeps its default."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The compiler's own estimate for one step; loops are counted by their trips.
+
+    Attributes:
+        estimated_cycles: the sum over scheduled instructions, the compiler's mark for "not known"
+            left out.
+        unknown_loops: loops without a constant trip count, counted as one trip.
+    """
+
+    estimated_cycles: int
+    unknown_loops: int
+
+
+@dataclass(frozen=True)
+class ProgramAudit:
+    """What the rules found in one program, or the error that kept them from looking.
+
+    Attributes:
+        program: the name on the command line.
+        mode, layout, platform, topology: ``None`` where a dump or a file does not say.
+        settings, xla_flags: what it was compiled with.
+        versions: of python, jax, jaxlib and libtpu, where the dump says.
+        module: the HLO module's name.
+        while_loops: in the final module; dumps with other numbers of loops are not comparable.
+        findings: by rule, in the order of the module.
+        skipped: rule code -> why the rule could not look.
+        cost: ``None`` where the module holds no estimates.
+    """
+
+    program: str
+    mode: str | None = None
+    layout: str | None = None
+    platform: str | None = None
+    topology: str | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    xla_flags: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    module: str | None = None
+    while_loops: int | None = None
+    rules: tuple[Rule, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    cost: Cost | None = None
+    error: HloAuditError | None = None
+
+    @property
+    def label(self) -> str:
+        """Names it among others: ``lm-head/explicit/embed-vocab``."""
+        return "/".join(part for part in (self.program, self.mode, self.layout) if part)
+
+    @property
+    def counts(self) -> dict[str, int | None]:
+        """Findings by rule code; ``None`` for a rule that could not look."""
+        found = Counter(finding.rule for finding in self.findings)
+        return {r.code: None if r.code in self.skipped else found[r.code] for r in self.rules}
+
+    @property
+    def tallies(self) -> dict[str, dict[str, int]]:
+        """Findings by rule code and by the class that the rule tells apart."""
+        tallies: dict[str, Counter[str]] = {}
+        keys = {rule.code: rule.tally for rule in self.rules}
+        for finding in self.findings:
+            tally = tallies.setdefault(finding.rule, Counter())
+            tally[str(finding.details.get(keys[finding.rule]))] += 1
+        return {code: dict(tally) for code, tally in tallies.items()}
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """The findings' bytes, summed by rule code; rules whose findings move none left out."""
+        totals: dict[str, int] = {}
+        for finding in self.findings:
+            if finding.bytes is not None:
+                totals[finding.rule] = totals.get(finding.rule, 0) + finding.bytes
+        return totals
+
+
+def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> list[ProgramAudit]:
+    """Audit each module of a dump folder, or the one module of an HLO file.
+
+    A module that cannot be read is an audit with an error; the others are audited.
+
+    Raises:
+        DumpError: where there is nothing to audit.
+        ParseError: for a file that holds no whole module.
+    """
+    if path.is_dir():
+        dump = read_dump(path)
+        return [
+            audit_module_dump(str(path), module, dump.manifest, rules, options)
+            for module in dump.modules
+        ]
+    module = read_module(path)
+    stage = stage_of_file(path, module)
+    readers: dict[AuditStage, Callable[[], Module]] = {stage: lambda: module} if stage else {}
+    subject = ProgramAudit(str(path), module=module.name)
+    return [_audit(subject, readers, rules, options)]
+
+
+def audit_lowered(
+    lowering: Lowering, folder: Path, rules: Sequence[Rule], options: RuleOptions
+) -> ProgramAudit:
+    """Audit the dump that ``lowering`` was compiled to."""
+    dump = read_dump(folder)
+    step = next(
+        (m for m in dump.modules if dump.manifest and m.name == dump.manifest.module),
+        dump.modules[-1],
+    )
+    return audit_module_dump(lowering.program, step, dump.manifest, rules, options)
+
+
+def audit_module_dump(
+    program: str,
+    dump: ModuleDump,
+    manifest: Manifest | None,
+    rules: Sequence[Rule],
+    options: RuleOptions,
+) -> ProgramAudit:
+    """Audit one module of a dump, from the snapshots that the rules read."""
+    snapshots: dict[AuditStage, Snapshot | None] = {
+        "before_optimizations": dump.before_optimizations,
+        "before_layout_assignment": dump.before_layout_assignment,
+        "final": dump.final,
+    }
+    readers: dict[AuditStage, Callable[[], Module]] = {
+        stage: snapshot.read for stage, snapshot in snapshots.items() if snapshot is not None
+    }
+    subject = ProgramAudit(program, platform=dump.platform, module=dump.name or None)
+    if manifest is not None:
+        subject = ProgramAudit(
+            manifest.program,
+            mode=manifest.mode,
+            layout=manifest.layout,
+            platform=manifest.platform,
+            topology=manifest.topology,
+            settings=manifest.settings,
+            xla_flags=manifest.xla_flags,
+            versions=manifest.versions,
+            module=dump.name or None,
+        )
+    return _audit(subject, readers, rules, options)
+
+
+def _audit(
+    subject: ProgramAudit,
+    readers: Mapping[AuditStage, Callable[[], Module]],
+    rules: Sequence[Rule],
+    options: RuleOptions,
+) -> ProgramAudit:
+    subject = replace(subject, rules=tuple(rules))
+    modules: dict[AuditStage, Module] = {}
+    findings: list[Finding] = []
+    skipped: dict[str, str] = {}
+    try:
+        for stage in _needed(rules, readers):
+            modules[stage] = readers[stage]()
+    except HloAuditError as error:
+        return replace(subject, error=error)
+    for rule in rules:
+        missing = [stage for stage in rule.reads if stage not in modules]
+        if missing:
+            skipped[rule.code] = f"needs the snapshot {_NAMES[missing[0]]}, which is not here"
+            continue
+        context = Context(rule, modules, options.get(rule.code))
+        findings.extend(rule.check(modules[rule.reads[0]], context))
+    final = modules.get("final")
+    return replace(
+        subject,
+        module=next((module.name for module in modules.values()), subject.module),
+        while_loops=None if final is None else _while_loops(final),
+        findings=tuple(findings),
+        skipped=skipped,
+        cost=None if final is None else estimate_cost(final),
+    )
+
+
+_NAMES: Mapping[AuditStage, str] = {
+    "before_optimizations": "before optimisation",
+    "before_layout_assignment": "before layout assignment",
+    "final": "of the final module",
+}
+
+
+def _needed(rules: Iterable[Rule], there: Iterable[AuditStage]) -> list[AuditStage]:
+    """The snapshots to read, each once: the final one for its costs, and what the rules can use."""
+    available = set(there)
+    wanted: dict[AuditStage, None] = {"final": None}
+    for rule in rules:
+        if available.issuperset(rule.reads):
+            wanted.update(dict.fromkeys(rule.reads))
+    return [stage for stage in wanted if stage in available]
+
+
+def _while_loops(module: Module) -> int:
+    return sum(instruction.opcode == "while" for instruction in module.instructions)
+
+
+def estimate_cost(module: Module) -> Cost | None:
+    """Sum the compiler's own estimates; ``None`` where the module holds none (CPU, GPU, or a
+    snapshot from before the code is generated)."""
+    runs = executions(module)
+    cycles: list[int] = []
+    for instruction in module.instructions:
+        estimate = instruction.estimated_cycles
+        if estimate is not None:
+            times = runs[instruction.computation.name]
+            cycles.append(estimate * (1 if times is None else times))
+    unknown = sum(
+        i.opcode == "while" and trip_count(module, i) is None for i in module.instructions
+    )
+    return Cost(sum(cycles), unknown) if cycles else None

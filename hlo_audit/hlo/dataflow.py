@@ -1,0 +1,269 @@
+"""Following values: to where they are made, across fusions and calls, and to what they evaluate.
+
+A :class:`Site` is a value together with the calls that lead to it, so that a parameter of a fused
+computation is the operand of the very fusion it was reached through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from hlo_audit.hlo.module import Instruction, Module, Value
+
+MOVES = frozenset({"bitcast", "copy", "copy-start", "copy-done", "optimization-barrier"})
+"""Opcodes that hand on their operand's elements as they are, though perhaps laid out anew.
+
+:func:`origin` treats ``Sharding`` annotations as moves wherever copies are.
+"""
+
+# Expressions of real slice indices are a dozen deep; hostile ones must not exhaust the stack.
+_MAX_DEPTH = 100
+
+_INTEGER = re.compile(r"-?\d{1,18}")
+_CALLS_THROUGH = ("fusion", "call")
+
+
+def _divide(a: int, b: int) -> int:
+    """Towards zero, as XLA does."""
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: _divide(a, b),
+    "remainder": lambda a, b: a - b * _divide(a, b),
+    "maximum": max,
+    "minimum": min,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "shift-left": lambda a, b: a << min(b, 64),
+    "shift-right-logical": lambda a, b: a >> min(b, 64),
+    "shift-right-arithmetic": lambda a, b: a >> min(b, 64),
+}
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "EQ": lambda a, b: a == b,
+    "NE": lambda a, b: a != b,
+    "LT": lambda a, b: a < b,
+    "LE": lambda a, b: a <= b,
+    "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b,
+}
+
+
+class Site(NamedTuple):
+    """A value, and the fusions and calls it was reached through, outermost first."""
+
+    value: Value
+    calls: tuple[Instruction, ...] = ()
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.value.instruction
+
+
+def origin(module: Module, site: Site, *, through: frozenset[str] = MOVES) -> Site:
+    """Follow a value back through ``through``, tuples, fusions and calls to what makes it.
+
+    The result is the first instruction on the way that is none of these; a parameter of the entry,
+    of a loop body or of a computation that was not reached through a call is such a one.
+    """
+    value, calls = site
+    while True:
+        instruction, index = value
+        opcode = instruction.opcode
+        operands = instruction.operand_values
+        if opcode == "get-tuple-element" and operands:
+            element = instruction.attributes.get("index", "")
+            if not element.isdecimal():
+                break
+            value = _element(operands[0], (int(element), *index))
+        elif opcode == "tuple" and index and index[0] < len(operands):
+            value = _element(operands[index[0]], index[1:])
+        elif opcode == "parameter" and calls:
+            number = instruction.parameter_number
+            arguments = calls[-1].operand_values
+            if number is None or number >= len(arguments):
+                break
+            value, calls = _element(arguments[number], index), calls[:-1]
+        elif opcode in _CALLS_THROUGH and (called := module.called(instruction)):
+            if len(calls) == _MAX_DEPTH:
+                break
+            value, calls = Value(called[0].root, index), (*calls, instruction)
+        elif operands and (opcode in through or _is_annotation(instruction, through)):
+            # The elements of copy-start's tuple are the moved array, its source and a context.
+            value = _element(operands[0], () if opcode == "copy-start" else index)
+        else:
+            break
+    return Site(value, calls)
+
+
+def _is_annotation(instruction: Instruction, through: frozenset[str]) -> bool:
+    return "copy" in through and instruction.custom_call_target == "Sharding"
+
+
+def _element(value: Value, index: tuple[int, ...]) -> Value:
+    return Value(value.instruction, value.tuple_index + index)
+
+
+def evaluate(module: Module, site: Site, partition: int, depth: int = 0) -> int | None:
+    """The integer that a scalar has on partition ``partition``, or ``None`` where it depends on
+    anything but constants and the partition's number."""
+    if depth > _MAX_DEPTH:
+        return None
+    site = origin(module, site, through=_SCALAR_MOVES)
+    instruction, opcode = site.instruction, site.instruction.opcode
+    if opcode == "partition-id":
+        return partition
+    if opcode == "constant":
+        return _constant_element(instruction, 0)
+
+    def operand(number: int) -> int | None:
+        value = instruction.operand_values[number]
+        return evaluate(module, Site(value, site.calls), partition, depth + 1)
+
+    count = len(instruction.operands)
+    if opcode in _ARITHMETIC and count == 2:
+        left, right = operand(0), operand(1)
+        if left is None or right is None or (right == 0 and opcode in ("divide", "remainder")):
+            return None
+        return _ARITHMETIC[opcode](left, right)
+    if opcode == "compare" and count == 2:
+        left, right = operand(0), operand(1)
+        holds = _COMPARISONS.get(instruction.attributes.get("direction", ""))
+        return None if left is None or right is None or holds is None else int(holds(left, right))
+    if opcode == "select" and count == 3:
+        condition = operand(0)
+        return None if condition is None else operand(1 if condition else 2)
+    if opcode == "clamp" and count == 3:
+        low, middle, high = operand(0), operand(1), operand(2)
+        return (
+            None if low is None or middle is None or high is None else max(low, min(middle, high))
+        )
+    if opcode == "dynamic-slice" and count == 2:  # the partitioner's table of offsets
+        table = origin(module, Site(instruction.operand_values[0], site.calls))
+        index = operand(1)
+        if table.instruction.opcode == "constant" and index is not None:
+            return _constant_element(table.instruction, index)
+    return None
+
+
+_SCALAR_MOVES = MOVES | {"convert", "reshape", "broadcast", "copy", "bitcast-convert", "slice"}
+
+
+def _constant_element(constant: Instruction, index: int) -> int | None:
+    literal = constant.literal.strip()
+    if literal in ("true", "false"):
+        return int(literal == "true")
+    elements: Iterator[re.Match[str]] = _INTEGER.finditer(literal)
+    for position, element in enumerate(elements):
+        if position == index:
+            return int(element[0])
+    return None
+
+
+class Use(NamedTuple):
+    """An operand through which ``user`` reads a followed value, and the calls around ``user``."""
+
+    user: Instruction
+    operand: int
+    calls: tuple[Instruction, ...]
+
+
+def terminal_uses(
+    module: Module, value: Value, *, through: frozenset[str] = MOVES, limit: int = 1000
+) -> list[Use] | None:
+    """Follow a value forward through ``through``, tuples, fusions, calls and the ends of
+    asynchronous pairs, to the operands that do something with it.
+
+    Where it leaves a computation that nothing known calls (the entry, a loop body), the use is the
+    root. ``None`` for a value with more than ``limit`` places on the way.
+    """
+    uses: list[Use] = []
+    start: tuple[Instruction, tuple[int, ...], tuple[Instruction, ...]] = (*value, ())
+    waiting, seen = [start], {start}
+    while waiting:
+        if len(seen) > limit:
+            return None
+        instruction, index, calls = waiting.pop()
+        steps = []
+        if instruction.is_root:
+            left = _leave(module, instruction, index, calls)
+            if left is None:
+                uses.append(Use(instruction, 0, calls))
+            else:
+                steps.append(left)
+        for user in instruction.users:
+            for number, operand in enumerate(user.operand_values):
+                if operand.instruction is not instruction:
+                    continue
+                if index[: len(operand.tuple_index)] != operand.tuple_index:
+                    continue
+                rest = index[len(operand.tuple_index) :]
+                step = _enter(module, user, number, rest, calls, through)
+                if step is None:
+                    uses.append(Use(user, number, calls))
+                elif step:
+                    steps.append(step)
+        for step in steps:
+            if step not in seen:
+                seen.add(step)
+                waiting.append(step)
+    return uses
+
+
+_Place = tuple[Instruction, tuple[int, ...], tuple[Instruction, ...]]
+
+
+def _leave(
+    module: Module,
+    root: Instruction,
+    index: tuple[int, ...],
+    calls: tuple[Instruction, ...],
+) -> _Place | None:
+    """Where the value of a root goes on; ``None`` where that is not known."""
+    if calls:
+        return calls[-1], index, calls[:-1]
+    callers = module.callers(root.computation)
+    if len(callers) == 1 and callers[0].opcode in (*_CALLS_THROUGH, "async-start"):
+        return callers[0], index, ()
+    return None
+
+
+def _enter(
+    module: Module,
+    user: Instruction,
+    number: int,
+    index: tuple[int, ...],
+    calls: tuple[Instruction, ...],
+    through: frozenset[str],
+) -> _Place | tuple[()] | None:
+    """Where a value read by ``user`` goes on: ``None`` if it is used there, ``()`` if another
+    element of its tuple is."""
+    opcode = user.opcode
+    if opcode == "get-tuple-element":
+        element = user.attributes.get("index", "")
+        if index and element.isdecimal():
+            return (user, index[1:], calls) if index[0] == int(element) else ()
+        return None
+    if opcode == "tuple":
+        return user, (number, *index), calls
+    if opcode == "copy-start":
+        return user, (0, *index), calls
+    if opcode == "copy-done":
+        return user, index[1:], calls
+    if opcode.endswith("-done"):
+        return user, index, calls
+    if opcode in _CALLS_THROUGH and (called := module.called(user)):
+        parameters = called[0].parameters
+        if number < len(parameters) and len(calls) < _MAX_DEPTH:
+            return parameters[number], index, (*calls, user)
+        return None
+    if opcode in through or _is_annotation(user, through):
+        return user, index, calls
+    return None

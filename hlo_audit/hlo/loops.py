@@ -1,0 +1,117 @@
+"""How often things run: trip counts of ``while`` loops, and executions of computations per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hlo_audit.hlo.dataflow import Site, evaluate, origin
+from hlo_audit.hlo.module import Computation, Instruction, Module, Value
+
+
+def trip_count(module: Module, loop: Instruction) -> int | None:
+    """How often the body of a ``while`` runs; ``None`` where that is not a constant.
+
+    Taken from ``known_trip_count`` where the backend printed it (TPU does not); else inferred for
+    loops that count: the condition compares one element of the loop's tuple with a constant, the
+    body adds a constant to it, and it starts at a constant.
+    """
+    known = loop.backend_config.get("known_trip_count")
+    if isinstance(known, dict) and str(known.get("n", "")).isdecimal():
+        return int(known["n"])
+    condition = module.computations.get(_called_as(loop, "condition"))
+    body = module.computations.get(_called_as(loop, "body"))
+    if condition is None or body is None or not loop.operands:
+        return None
+    test = origin(module, Site(Value(condition.root)))
+    counter = _counter(module, test)
+    if counter is None:
+        return None
+    element, bound_is_left = counter
+    bound = _operand(module, test, 0 if bound_is_left else 1)
+    start = evaluate(module, Site(Value(loop.operands[0], (element,))), 0)
+    step = _step(module, body, element)
+    if bound is None or start is None or step is None:
+        return None
+    direction = test.instruction.attributes.get("direction", "")
+    if bound_is_left:
+        direction = _MIRRORED.get(direction, "")
+    return _count(direction, start, bound, step)
+
+
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
+
+
+def _count(direction: str, start: int, bound: int, step: int) -> int | None:
+    if direction in ("GT", "GE"):  # counts down: the same loop with every sign turned
+        mirrored = {"GT": "LT", "GE": "LE"}[direction]
+        return _count(mirrored, -start, -bound, -step)
+    if step <= 0:
+        return None
+    if direction == "LE":
+        bound += 1
+    elif direction == "NE":
+        if (bound - start) % step or bound < start:
+            return None
+    elif direction != "LT":
+        return None
+    return max(0, -(-(bound - start) // step))
+
+
+def _called_as(instruction: Instruction, attribute: str) -> str:
+    return instruction.attributes.get(attribute, "").removeprefix("%")
+
+
+def _counter(module: Module, test: Site) -> tuple[int, bool] | None:
+    """The tuple element that a condition tests, and whether the bound stands left of it."""
+    if test.instruction.opcode != "compare":
+        return None
+    for number, operand in enumerate(test.instruction.operand_values):
+        source = origin(module, Site(operand, test.calls))
+        if source.instruction.opcode == "parameter" and len(source.value.tuple_index) == 1:
+            return source.value.tuple_index[0], number == 1
+    return None
+
+
+def _operand(module: Module, site: Site, number: int) -> int | None:
+    return evaluate(module, Site(site.instruction.operand_values[number], site.calls), 0)
+
+
+def _step(module: Module, body: Computation, element: int) -> int | None:
+    """What the body adds to element ``element`` of the loop's tuple."""
+    after = origin(module, Site(Value(body.root, (element,))))
+    if after.instruction.opcode not in ("add", "subtract"):
+        return None
+    for number, operand in enumerate(after.instruction.operand_values):
+        source = origin(module, Site(operand, after.calls))
+        if source.instruction.opcode == "parameter" and source.value.tuple_index == (element,):
+            step = _operand(module, after, 1 - number)
+            if step is None or after.instruction.opcode == "add":
+                return step
+            return -step if number == 0 else None
+    return None
+
+
+def executions(module: Module) -> Mapping[str, int | None]:
+    """How often each computation runs in one step, by name; ``None`` where a loop on the way has no
+    constant trip count. The branches of a conditional count as if each were taken.
+    """
+    counts: dict[str, int | None] = dict.fromkeys(module.computations, 0)
+    if module.entry_name is not None:
+        counts[module.entry_name] = 1
+    trips: dict[Instruction, int | None] = {}
+    # XLA prints a computation before those that call it, so callers come first here.
+    for computation in reversed(list(module.computations.values())):
+        if computation.name == module.entry_name:
+            continue
+        total: int | None = 0
+        for caller in module.callers(computation):
+            times = counts[caller.computation.name]
+            if times and caller.opcode == "while":
+                if caller not in trips:
+                    trips[caller] = trip_count(module, caller)
+                trip = trips[caller]
+                is_condition = _called_as(caller, "condition") == computation.name
+                times = None if trip is None else times * (trip + is_condition)
+            total = None if total is None or times is None else total + times
+        counts[computation.name] = total
+    return counts

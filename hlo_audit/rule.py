@@ -1,0 +1,201 @@
+"""What a rule is: its documentation, its check, its examples and its layout fixes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hlo_audit.dump import AuditStage
+from hlo_audit.hlo import Instruction, Module, SourceLocation
+from hlo_audit.hlo.loops import executions
+
+Severity = Literal["warning", "note"]
+"""``warning``: a fault that costs time. ``note``: a number to watch, or what the user asked for."""
+
+Detail = str | int | float | bool | None | list[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a rule reports, with all that its reader needs; holds no module.
+
+    Attributes:
+        rule: the code, such as ``HLA002``.
+        slug: such as ``relayout-copy``.
+        severity: see :data:`Severity`.
+        message: one sentence, for the reader of a terminal.
+        instruction: the name in the snapshot; not stable from one compile to the next.
+        computation: the name of the computation that holds it.
+        opcode: its opcode.
+        shape: its shape without layouts.
+        bytes: the logical size of what the finding is about, once; ``None`` where nothing moves.
+        executions: how often it runs in one step; ``None`` where a loop's trip count is not known.
+        estimated_cycles: the compiler's own cost of one run; ``None`` where it gives none.
+        op_name: the JAX operation or argument that it comes from.
+        source: the Python line that traced it, where the compiler gives it.
+        details: what else the rule knows, by the names that its documentation gives.
+        fixes: the names of the layout fixes that clear such a finding.
+    """
+
+    rule: str
+    slug: str
+    severity: Severity
+    message: str
+    instruction: str
+    computation: str
+    opcode: str
+    shape: str
+    bytes: int | None
+    executions: int | None
+    estimated_cycles: int | None
+    op_name: str
+    source: SourceLocation | None
+    details: Mapping[str, Detail]
+    fixes: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the same finding in another compile: of rule, opcode, shape, layouts, op_name and
+        function; never of an instruction's name or a line. 16 hexadecimal digits.
+        """
+        layouts = [str(self.details.get(key, "")) for key in ("from", "to", "place", "kind")]
+        function = self.source.function if self.source else ""
+        identity = (self.rule, self.opcode, self.shape, *layouts, self.op_name, function)
+        return hashlib.sha256("\0".join(identity).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class LayoutFix:
+    """A change of layout that clears a rule's findings, shown by a reference model in two layouts.
+
+    Attributes:
+        name: the layout after the change; findings name their fixes by it.
+        change: what to change in one's own program, in words.
+        model: the reference model that shows it.
+        before: the layout that shows the fault.
+        numerics: what stays equal, and how closely.
+        cost: what it costs, and where it does not help.
+    """
+
+    name: str
+    change: str
+    model: str
+    before: str
+    numerics: str
+    cost: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """HLO text that a rule must report, or a near miss that it must not.
+
+    Attributes:
+        title: what the example shows, as a phrase.
+        reports: the number of findings.
+        hlo: the module text for each snapshot that the rule reads.
+        tallies: where given, how many findings there are of each class of the rule's ``tally``.
+    """
+
+    title: str
+    reports: int
+    hlo: Mapping[AuditStage, str]
+    tallies: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule. A file in ``rules/`` makes one, as its ``RULE``.
+
+    Attributes:
+        code: such as ``HLA002``; never reused.
+        slug: names the problem.
+        summary: one line for listings.
+        documentation: what it reports, why it matters, its limits, the source of each threshold.
+        reads: the snapshots it needs; the first is the module that ``check`` is given.
+        check: yields the findings of one program.
+        tally: the key of ``Finding.details`` by which findings are counted apart.
+        options: thresholds, with their defaults; those in bytes end in ``_bytes``.
+        examples: each is a test.
+        fixes: each is proven by compiling both layouts.
+    """
+
+    code: str
+    slug: str
+    summary: str
+    documentation: str
+    reads: tuple[AuditStage, ...]
+    check: Callable[[Module, Context], Iterator[Finding]]
+    tally: str
+    examples: tuple[Example, ...]
+    fixes: tuple[LayoutFix, ...]
+    options: Mapping[str, int] = field(default_factory=dict)
+
+
+class Context:
+    """What a check can ask for beside its module: other snapshots, options, and findings."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        modules: Mapping[AuditStage, Module],
+        options: Mapping[str, int] | None = None,
+    ) -> None:
+        self._rule = rule
+        self._modules = modules
+        self._options = {**rule.options, **(options or {})}
+        self._executions: dict[Module, Mapping[str, int | None]] = {}
+
+    def module(self, stage: AuditStage) -> Module:
+        """The snapshot of one of the stages that the rule reads."""
+        return self._modules[stage]
+
+    def option(self, name: str) -> int:
+        """The value of one of the rule's options."""
+        return self._options[name]
+
+    def executions(self, module: Module, instruction: Instruction) -> int | None:
+        """How often ``instruction`` runs in one step; ``None`` where that is not known."""
+        if module not in self._executions:
+            self._executions[module] = executions(module)
+        return self._executions[module][instruction.computation.name]
+
+    def finding(
+        self,
+        module: Module,
+        instruction: Instruction,
+        message: str,
+        *,
+        bytes: int | None,
+        details: Mapping[str, Detail],
+        severity: Severity = "warning",
+        fixes: tuple[str, ...] = (),
+        charged_to: tuple[Instruction, ...] = (),
+        shape: str | None = None,
+    ) -> Finding:
+        """Report ``instruction`` of ``module``.
+
+        Much that the compiler makes carries no op_name or source line: ``charged_to`` are the
+        instructions that have a say in them, the first with one giving it; by default the reported
+        one alone.
+        """
+        charged = charged_to or (instruction,)
+        sources = (module.source(one) for one in charged)
+        return Finding(
+            rule=self._rule.code,
+            slug=self._rule.slug,
+            severity=severity,
+            message=message,
+            instruction=instruction.name,
+            computation=instruction.computation.name,
+            opcode=instruction.opcode,
+            shape=shape or instruction.shape.without_layout,
+            bytes=bytes,
+            executions=self.executions(module, instruction),
+            estimated_cycles=instruction.estimated_cycles,
+            op_name=next((one.op_name for one in charged if one.op_name), ""),
+            source=next((source for source in sources if source), None),
+            details=details,
+            fixes=fixes,
+        )
