@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class HloAuditError(Exception):
     """An error to show to the user as a line, never as a traceback.
@@ -77,3 +80,11 @@ class CompileError(HloAuditError):
     def __init__(self, message: str, *, hint: str | None = None, log: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint=hint)
         self.log = log
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is none of the known ones, with the nearest as a hint."""
+    choices = list(known)
+    near = difflib.get_close_matches(name, choices, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "one of: " + ", ".join(choices)
+    return UsageError(f"no {what} is called {name!r}", hint=hint)

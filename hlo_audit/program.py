@@ -7,13 +7,12 @@ A *program* on the command line becomes one :class:`Lowering` for each mode and 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hlo_audit.errors import UsageError
+from hlo_audit.errors import UsageError, unknown_name
 
 Mode = Literal["auto", "explicit"]
 """The type of every mesh axis: ``auto`` leaves shardings to XLA, ``explicit`` types them."""
@@ -119,12 +118,81 @@ class Recorded:
         return str(self.path)
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is none of the known ones, with the nearest as a hint."""
-    choices = list(known)
-    near = difflib.get_close_matches(name, choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "one of: " + ", ".join(choices)
-    return UsageError(f"no {what} is called {name!r}", hint=hint)
+Subject = Lowering | Recorded
+"""One thing to audit."""
+
+
+def find_subjects(
+    programs: Sequence[str],
+    models: Sequence[Model],
+    *,
+    modes: Sequence[Mode] = (),
+    layouts: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+    platform: Platform = "tpu",
+    topology: str | None = None,
+    xla_flags: Mapping[str, str] | None = None,
+) -> list[Subject]:
+    """Turn names on the command line into what is to be audited.
+
+    Args:
+        programs: names of models, dump folders, HLO files, ``-``.
+        models: the reference models.
+        modes: both, if empty.
+        layouts: of the models; ``all`` for each, the baseline if empty.
+        settings: changed settings of the models.
+        platform: to compile for.
+        topology: the model's own for the platform, if ``None``.
+        xla_flags: compile options.
+
+    Raises:
+        UsageError: for a name that is nothing of these, and for a layout, setting or topology that
+            does not fit.
+    """
+    if topology is not None and not topology.strip():
+        raise UsageError("the topology is empty", hint="give one such as v5p:2x2x1")
+    subjects: list[Subject] = []
+    for name in programs:
+        model = next((model for model in models if model.name == name), None)
+        if model is None:
+            subjects.append(_recorded(name, models))
+            continue
+        values = model.configure(settings or {})
+        subjects += [
+            Lowering(
+                program=model.name,
+                build=model.build,
+                mode=mode,
+                layout=layout,
+                settings=values,
+                mesh=model.mesh,
+                platform=platform,
+                topology=topology or model.topologies[platform],
+                xla_flags=dict(xla_flags or {}),
+            )
+            for layout in _chosen_layouts(model, layouts)
+            for mode in dict.fromkeys(modes or MODES)
+        ]
+    return subjects
+
+
+def _recorded(name: str, models: Sequence[Model]) -> Recorded:
+    path = Path(name)
+    if name == "-" or path.exists():
+        return Recorded(path)
+    if path.is_symlink() or len(path.parts) > 1 or path.suffix:
+        raise UsageError(f"there is no file or folder {name}")
+    raise unknown_name("model, dump folder or HLO file", name, [model.name for model in models])
+
+
+def _chosen_layouts(model: Model, names: Sequence[str]) -> list[str]:
+    known = [layout.name for layout in model.layouts]
+    if "all" in names:
+        return known
+    for name in names:
+        if name not in known:
+            raise unknown_name(f"layout of {model.name}", name, known)
+    return list(dict.fromkeys(names)) or [model.baseline_layout]
 
 
 def _read_setting(name: str, text: str, kind: type) -> Setting:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hlo_audit.dump import AuditStage
+from hlo_audit.errors import unknown_name
 from hlo_audit.hlo import Instruction, Module, SourceLocation
 from hlo_audit.hlo.loops import executions
 
@@ -199,3 +200,28 @@ class Context:
             details=details,
             fixes=fixes,
         )
+
+
+def find_rule(rules: Sequence[Rule], name: str) -> Rule:
+    """The rule with code or slug ``name``; case does not matter.
+
+    Raises:
+        UsageError: for what is neither.
+    """
+    for rule in rules:
+        if name.lower() in (rule.code.lower(), rule.slug):
+            return rule
+    raise unknown_name("rule", name, [known for r in rules for known in (r.code, r.slug)])
+
+
+def select_rules(
+    rules: Sequence[Rule], select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> tuple[Rule, ...]:
+    """The rules to run: those in ``select`` (all, if empty) less those in ``ignore``.
+
+    Raises:
+        UsageError: for what is neither a code nor a slug.
+    """
+    chosen = {find_rule(rules, name).code for name in select} or {r.code for r in rules}
+    chosen -= {find_rule(rules, name).code for name in ignore}
+    return tuple(rule for rule in rules if rule.code in chosen)

@@ -50,7 +50,7 @@ _ELEMENTWISE = frozenset(
 )
 
 _MESSAGES = {
-    "between-dot-and-transpose": "stands between a dot and its transpose, which XLA cannot fold",
+    "between-dot-and-transpose": "stands between a dot and its transpose: XLA cannot fold them",
     "repeats-operand": "repeats the sharding that its operand has",
     "reshards": "changes the sharding of its operand",
     "annotates": "sets a sharding",

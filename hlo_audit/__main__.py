@@ -1,0 +1,5 @@
+"""``python -m hlo_audit``."""
+
+from hlo_audit.cli import main
+
+main()

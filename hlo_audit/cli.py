@@ -1,0 +1,439 @@
+"""The command line: read options, call the layers below, render, exit.
+
+Exit codes: 0 clean, 1 the gate failed, 2 the call or the input is wrong, 3 a compile failed.
+What costs time to import is imported by the commands that need it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from hlo_audit._version import __version__
+from hlo_audit.errors import HloAuditError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hlo_audit.audit import RuleOptions
+    from hlo_audit.compiler import Outcome
+    from hlo_audit.program import Lowering, Subject
+    from hlo_audit.report import Report
+    from hlo_audit.rule import Rule
+
+EXIT_GATE_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERNAL_ERROR = 70
+"""``EX_SOFTWARE`` of sysexits: a fault of this tool is no verdict."""
+EXIT_INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """Run the command line. What goes wrong is one line on standard error and an exit code."""
+    code: int | str | None
+    try:
+        code = cli.main(standalone_mode=False, prog_name="hlo-audit")
+    except HloAuditError as error:
+        _complain(error)
+        code = error.exit_code
+    except click.ClickException as error:
+        click.echo(f"hlo-audit: error: {error.format_message()}", err=True)
+        code = EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("hlo-audit: interrupted", err=True)
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads any more; and what is left in the buffer must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:  # a fault of this tool: shown whole, so that it can be reported
+        import traceback
+
+        traceback.print_exc()
+        click.echo(f"hlo-audit: internal error: {error!r}", err=True)
+        code = EXIT_INTERNAL_ERROR
+    sys.exit(code)
+
+
+def _complain(error: HloAuditError) -> None:
+    from hlo_audit.report.text import plain
+
+    click.echo(f"hlo-audit: error: {plain(str(error))}", err=True)
+    for line in getattr(error, "log", ()):
+        click.echo(f"  | {plain(line)}", err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="hlo-audit")
+def cli() -> None:
+    """Inspect XLA HLO, and stop layout and sharding regressions of JAX programs.
+
+    PROGRAM is a reference model (see "hlo-audit models"), a dump folder, or an HLO file: .txt, .hlo
+    or .hlo.pb, each also .gz; "-" reads text from standard input.
+    """
+
+
+@dataclass(frozen=True)
+class _How:
+    """The options that say how programs are compiled; as on the command line."""
+
+    modes: tuple[Any, ...]
+    layouts: tuple[str, ...]
+    settings: tuple[str, ...]
+    topology: str | None
+    platform: Any
+    xla_flags: tuple[str, ...]
+    jobs: int | None
+    timeout_seconds: float
+    quiet: bool
+
+
+_HOW_OPTIONS = (
+    click.option(
+        "--mode",
+        "modes",
+        multiple=True,
+        type=click.Choice(["auto", "explicit"]),
+        help="Type of the mesh axes; may be repeated.  [default: both]",
+    ),
+    click.option(
+        "--layout",
+        "layouts",
+        multiple=True,
+        metavar="NAME|all",
+        help="Layout of the model; may be repeated.  [default: its baseline]",
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A size or other setting of the model; may be repeated.",
+    ),
+    click.option("--topology", metavar="NAME", help="Chips to compile for, such as v5p:2x2x1."),
+    click.option(
+        "--platform",
+        type=click.Choice(["tpu", "cpu"]),
+        help="Compiler to use.  [default: tpu where libtpu is installed, else cpu]",
+    ),
+    click.option(
+        "--xla-flag",
+        "xla_flags",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A compiler option; may be repeated.",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Compiles side by side.  [default: one a CPU]",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Longest that one compile may take.",
+    ),
+    click.option("--quiet", "-q", is_flag=True, help="No progress on standard error."),
+)
+
+
+def _takes_how(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of :class:`_How`, as its argument ``how``."""
+
+    @wraps(command)
+    def with_how(**arguments: Any) -> None:
+        how = _How(**{field.name: arguments.pop(field.name) for field in fields(_How)})
+        command(how=how, **arguments)
+
+    for option in reversed(_HOW_OPTIONS):
+        with_how = option(with_how)
+    return with_how
+
+
+@cli.command()
+@click.argument("programs", nargs=-1, metavar="[PROGRAM]...")
+@_takes_how
+@click.option("--select", multiple=True, metavar="RULE", help="Apply this rule; may be repeated.")
+@click.option("--ignore", multiple=True, metavar="RULE", help="Leave it out; may be repeated.")
+@click.option(
+    "--rule-option",
+    "rule_options",
+    multiple=True,
+    metavar="RULE.NAME=N",
+    help="Set a threshold, such as relayout-copy.min_bytes=0; may be repeated.",
+)
+@click.option(
+    "--max",
+    "budgets",
+    multiple=True,
+    metavar="RULE=N",
+    help="Fail where a program has more than N findings of a rule; may be repeated.",
+)
+@click.option("--exit-zero", is_flag=True, help="Exit 0 even where the gate fails.")
+@click.option(
+    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Write the report to this file.")
+@click.option("--verbose", "-v", is_flag=True, help="List every finding, notes too.")
+def check(
+    programs: tuple[str, ...],
+    how: _How,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    rule_options: tuple[str, ...],
+    budgets: tuple[str, ...],
+    exit_zero: bool,
+    format_: str,
+    output: Path | None,
+    verbose: bool,
+) -> None:
+    """Compile or read programs, apply the rules, and gate on the counts.
+
+    With no PROGRAM, the reference models. Without --max these are held against the counts that this
+    version knows of them, and other programs are only reported.
+    """
+    from hlo_audit.gate import judge, read_references
+    from hlo_audit.models import ALL_MODELS
+    from hlo_audit.report import Report, environment
+    from hlo_audit.rule import find_rule, select_rules
+    from hlo_audit.rules import ALL_RULES
+    from hlo_audit.run import audit_subjects
+
+    rules = select_rules(ALL_RULES, select, ignore)
+    options = _read_rule_options(rule_options, ALL_RULES)
+    limits = {
+        find_rule(ALL_RULES, name).code: _read_count("--max", name, value)
+        for name, value in _read_pairs("--max", budgets).items()
+    }
+    subjects = _find_subjects(programs or tuple(model.name for model in ALL_MODELS), how)
+    with _progress(subjects, how) as on_compiled:
+        audits = audit_subjects(
+            subjects,
+            rules,
+            options,
+            jobs=how.jobs,
+            timeout_seconds=how.timeout_seconds,
+            on_compiled=on_compiled,
+        )
+    gate = judge(audits, limits, read_references())
+    errors = {str(audit.error): audit.error for audit in audits if audit.error is not None}
+    for error in errors.values():
+        _complain(error)
+    if len(errors) == 0 or format_ != "text" or any(audit.error is None for audit in audits):
+        _render(Report(audits, gate, environment()), format_, output, show_all=verbose)
+    if errors:
+        sys.exit(max(error.exit_code for error in errors.values()))
+    if not gate.passed and not exit_zero:
+        sys.exit(EXIT_GATE_FAILED)
+
+
+@cli.command()
+@click.argument("program")
+@_takes_how
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the dumps; each program gets one in it.",
+)
+def lower(program: str, how: _How, folder: Path) -> None:
+    """Compile a model and keep the dump of every pass."""
+    from hlo_audit.compiler import compile_programs
+    from hlo_audit.program import Lowering
+
+    subjects = _find_subjects((program,), how)
+    lowerings = [subject for subject in subjects if isinstance(subject, Lowering)]
+    if len(lowerings) != len(subjects):
+        raise UsageError(f"{program} is a dump already", hint="give a model to compile")
+    with _progress(lowerings, how) as on_compiled:
+        outcomes = compile_programs(
+            lowerings,
+            into=folder,
+            jobs=how.jobs,
+            timeout_seconds=how.timeout_seconds,
+            on_done=on_compiled,
+        )
+    errors = [outcome for outcome in outcomes if isinstance(outcome, HloAuditError)]
+    for outcome in outcomes:
+        if not isinstance(outcome, HloAuditError):
+            click.echo(outcome.folder)
+    for error in {str(error): error for error in errors}.values():
+        _complain(error)
+    if errors:
+        sys.exit(max(error.exit_code for error in errors))
+
+
+@cli.command()
+@click.argument("rule")
+def explain(rule: str) -> None:
+    """Print the documentation of a rule, given by code or slug."""
+    from hlo_audit.report.text import print_explanation
+    from hlo_audit.rule import find_rule
+    from hlo_audit.rules import ALL_RULES
+
+    print_explanation(_console(), find_rule(ALL_RULES, rule))
+
+
+@cli.command()
+def rules() -> None:
+    """List the rules."""
+    from hlo_audit.report.text import print_rules
+    from hlo_audit.rules import ALL_RULES
+
+    print_rules(_console(), ALL_RULES)
+
+
+@cli.command()
+def models() -> None:
+    """List the reference models, their layouts and their settings."""
+    from hlo_audit.models import ALL_MODELS
+    from hlo_audit.report.text import print_models
+
+    print_models(_console(), ALL_MODELS)
+
+
+def _find_subjects(programs: Sequence[str], how: _How) -> list[Subject]:
+    from hlo_audit.compiler import available_platform
+    from hlo_audit.models import ALL_MODELS
+    from hlo_audit.program import find_subjects
+
+    platform = how.platform or available_platform()
+    subjects = find_subjects(
+        programs,
+        ALL_MODELS,
+        modes=how.modes,
+        layouts=how.layouts,
+        settings=_read_pairs("--set", how.settings),
+        platform=platform,
+        topology=how.topology,
+        xla_flags=_read_pairs("--xla-flag", how.xla_flags),
+    )
+    if platform == "cpu" and how.platform is None and not how.quiet:
+        click.echo('no libtpu here: compiling for cpu (pip install "jax[tpu]")', err=True)
+    return subjects
+
+
+def _read_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Read ``NAME=VALUE`` texts; the last of two with one name wins."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UsageError(f"{option} {text} is not of the form NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _read_count(option: str, name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise UsageError(f"{option} {name}={text} is not a number of at least 0")
+    return int(text)
+
+
+def _read_rule_options(texts: Sequence[str], rules: Sequence[Rule]) -> RuleOptions:
+    from hlo_audit.errors import unknown_name
+    from hlo_audit.rule import find_rule
+
+    options: dict[str, dict[str, int]] = {}
+    for path, value in _read_pairs("--rule-option", texts).items():
+        rule_name, dot, name = path.partition(".")
+        rule = find_rule(rules, rule_name)
+        if not dot or name not in rule.options:
+            raise unknown_name(f"option of {rule.slug}", name, rule.options or ["(it has none)"])
+        options.setdefault(rule.code, {})[name] = _read_count("--rule-option", path, value)
+    return options
+
+
+@contextmanager
+def _progress(
+    subjects: Sequence[Subject], how: _How
+) -> Iterator[Callable[[Lowering, Outcome], None] | None]:
+    """Show on standard error how far the compiles are: a bar on a terminal, else a line each."""
+    from hlo_audit.program import Lowering
+
+    total = sum(isinstance(subject, Lowering) for subject in subjects)
+    if how.quiet or not total:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        started = time.monotonic()
+
+        def report(lowering: Lowering, outcome: Outcome) -> None:
+            did = "failed" if isinstance(outcome, HloAuditError) else "compiled"
+            click.echo(f"{did} {lowering.label} ({time.monotonic() - started:.1f} s)", err=True)
+
+        yield report
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("compiling"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda lowering, _: progress.update(task, advance=1, description=lowering.label)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _render(report: Report, format_: str, output: Path | None, *, show_all: bool) -> None:
+    from hlo_audit.report.json import render_json
+
+    if format_ == "json":
+        text = render_json(report)
+        if output is None:
+            click.echo(text, nl=False)
+    else:
+        from rich.console import Console
+
+        from hlo_audit.report.text import print_report
+
+        if output is None:
+            print_report(_console(), report, show_all=show_all)
+            return
+        console = Console(highlight=False, width=100, color_system=None, record=True, quiet=True)
+        with console.capture() as capture:
+            print_report(console, report, show_all=show_all)
+        text = capture.get()
+    if output is not None:
+        _write(output, text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        UsageError: where the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,116 @@
+"""A report as JSON, version 1: the contract with other tools, held by ``schema.json``.
+
+Within a version keys are added, never changed or removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from json import dumps
+from typing import Any
+
+from hlo_audit._version import __version__
+from hlo_audit.audit import ProgramAudit
+from hlo_audit.gate import Gate
+from hlo_audit.report import Report
+from hlo_audit.rule import Finding
+
+SCHEMA_VERSION = 1
+
+
+def render_json(report: Report) -> str:
+    """The report as text, two spaces a level, with a line end."""
+    return dumps(to_json(report), indent=2, allow_nan=False) + "\n"
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The report as plain data."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"name": "hlo-audit", "version": __version__},
+        "environment": dict(report.environment),
+        "programs": [_program(audit) for audit in report.programs],
+        "gate": _gate(report.gate),
+    }
+
+
+def _program(audit: ProgramAudit) -> dict[str, Any]:
+    subject = {
+        "program": audit.program,
+        "mode": audit.mode,
+        "layout": audit.layout,
+        "platform": audit.platform,
+        "topology": audit.topology,
+        "settings": dict(audit.settings),
+        "xla_flags": dict(audit.xla_flags),
+        "versions": dict(audit.versions),
+    }
+    if audit.error is not None:
+        return {
+            **subject,
+            "error": {
+                "kind": audit.error.kind,
+                "message": audit.error.message,
+                "hint": audit.error.hint,
+                "log": list(getattr(audit.error, "log", ())),
+            },
+        }
+    return {
+        **subject,
+        "module": audit.module,
+        "while_loops": audit.while_loops,
+        "counts": audit.counts,
+        "tallies": audit.tallies,
+        "bytes": audit.bytes,
+        "skipped": dict(audit.skipped),
+        "cost": _cost(audit),
+        "findings": [_finding(finding) for finding in audit.findings],
+    }
+
+
+def _cost(audit: ProgramAudit) -> Mapping[str, int] | None:
+    if audit.cost is None:
+        return None
+    return {
+        "estimated_cycles": audit.cost.estimated_cycles,
+        "unknown_loops": audit.cost.unknown_loops,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "slug": finding.slug,
+        "severity": finding.severity,
+        "instruction": finding.instruction,
+        "computation": finding.computation,
+        "opcode": finding.opcode,
+        "message": finding.message,
+        "shape": finding.shape,
+        "bytes": finding.bytes,
+        "executions": finding.executions,
+        "estimated_cycles": finding.estimated_cycles,
+        "details": dict(finding.details),
+        "op_name": finding.op_name,
+        "source": finding.source._asdict() if finding.source else None,
+        "fixes": list(finding.fixes),
+        "fingerprint": finding.fingerprint,
+    }
+
+
+def _gate(gate: Gate) -> dict[str, Any]:
+    return {
+        "passed": gate.passed,
+        "held": gate.held,
+        "violations": [
+            {
+                "program": violation.program,
+                "rule": violation.rule,
+                "limit": violation.limit,
+                "count": violation.count,
+                "against": violation.against,
+                "message": violation.message,
+            }
+            for violation in gate.violations
+        ],
+    }

@@ -1,0 +1,81 @@
+"""Audit programs: compile those that are to be compiled, read the others, apply the rules."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hlo_audit.audit import ProgramAudit, RuleOptions, audit_lowered, audit_recorded
+from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
+from hlo_audit.errors import HloAuditError
+from hlo_audit.program import Lowering, Recorded, Subject
+from hlo_audit.rule import Rule
+
+
+def audit_subjects(
+    subjects: Sequence[Subject],
+    rules: Sequence[Rule],
+    options: RuleOptions | None = None,
+    *,
+    jobs: int | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_compiled: Callable[[Lowering, Outcome], None] | None = None,
+) -> list[ProgramAudit]:
+    """Audit each subject; what cannot be compiled or read is an audit with an error.
+
+    Dumps are audited while other programs compile, and deleted then. A dump folder gives an audit
+    for each of its modules; otherwise the order is that of ``subjects``.
+
+    Args:
+        on_compiled: called with each program that was to be compiled and its outcome.
+    """
+    options = options or {}
+    audits: dict[int, list[ProgramAudit]] = {}
+    lowerings = {i: s for i, s in enumerate(subjects) if isinstance(s, Lowering)}
+    positions = {id(lowering): index for index, lowering in lowerings.items()}
+
+    def done(lowering: Lowering, outcome: Outcome) -> None:
+        audits[positions[id(lowering)]] = [_audit(lowering, outcome, rules, options)]
+        if on_compiled is not None:
+            on_compiled(lowering, outcome)
+
+    for index, subject in enumerate(subjects):
+        if isinstance(subject, Recorded):
+            try:
+                audits[index] = audit_recorded(subject.path, rules, options)
+            except HloAuditError as error:
+                audits[index] = [ProgramAudit(subject.label, error=error)]
+    if lowerings:
+        with tempfile.TemporaryDirectory(prefix="hlo-audit-") as folder:
+            compile_programs(
+                list(lowerings.values()),
+                into=Path(folder),
+                jobs=jobs,
+                timeout_seconds=timeout_seconds,
+                on_done=done,
+            )
+    return [audit for index in range(len(subjects)) for audit in audits[index]]
+
+
+def _audit(
+    lowering: Lowering, outcome: Outcome, rules: Sequence[Rule], options: RuleOptions
+) -> ProgramAudit:
+    error: HloAuditError
+    if isinstance(outcome, HloAuditError):
+        error = outcome
+    else:
+        try:
+            return audit_lowered(lowering, outcome.folder, rules, options)
+        except HloAuditError as caught:
+            error = caught
+    return ProgramAudit(
+        lowering.program,
+        mode=lowering.mode,
+        layout=lowering.layout,
+        platform=lowering.platform,
+        topology=lowering.topology,
+        settings=lowering.settings,
+        xla_flags=lowering.xla_flags,
+        error=error,
+    )
