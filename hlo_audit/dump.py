@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -292,7 +293,7 @@ def _read_bytes(path: Path) -> bytes:
             raise DumpError(f"{path} is neither a file nor a folder")
         with _open(path) as file:
             data = file.read(MAX_MODULE_BYTES + 1)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DumpError(f"cannot read {path}: {reason}") from None
     if len(data) > MAX_MODULE_BYTES:

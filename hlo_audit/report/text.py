@@ -184,9 +184,11 @@ def _finding(finding: Finding) -> Iterable[RenderableType]:
         where += "  (in a loop)"
     elif finding.executions != 1:
         where += f"  ({finding.executions} times a step)"
-    for line in (where.strip(), finding.op_name):
-        if line:
-            yield _indented(Text(plain(line), "dim", no_wrap=True, overflow="ellipsis"), 6)
+    if where:
+        yield _indented(Text(plain(where.strip()), "dim", overflow="fold"), 6)
+    if finding.op_name:
+        name = Text(plain(finding.op_name), "dim", no_wrap=True, overflow="ellipsis")
+        yield _indented(name, 6)
 
 
 def _cost_of(finding: Finding) -> tuple[int, int]:

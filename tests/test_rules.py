@@ -1,0 +1,133 @@
+"""Each rule on its own examples, and what holds of all rules together."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import hlo_audit.rules
+from hlo_audit.errors import UsageError
+from hlo_audit.hlo import parse_module, parse_shape
+from hlo_audit.models import ALL_MODELS
+from hlo_audit.rule import Context, Example, Rule, find_rule, select_rules
+from hlo_audit.rules import ALL_RULES
+from hlo_audit.rules.relayout_copy import is_relayout
+from hlo_audit.testing import check_example, examples
+
+RULE_FILES = sorted(
+    path for path in Path(hlo_audit.rules.__path__[0]).glob("*.py") if path.stem != "__init__"
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "example"),
+    [pytest.param(r, e, id=f"{r.slug}: {e.title}") for r, e in examples(ALL_RULES)],
+)
+def test_a_rule_reports_what_its_example_says(rule: Rule, example: Example) -> None:
+    check_example(rule, example)
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.slug)
+def test_a_rule_has_an_example_that_reports_and_a_near_miss(rule: Rule) -> None:
+    assert any(example.reports for example in rule.examples)
+    assert any(example.title.startswith("near miss") for example in rule.examples)
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.slug)
+def test_a_rule_has_a_fix_that_a_model_shows(rule: Rule) -> None:
+    assert rule.fixes
+    for fix in rule.fixes:
+        model = next(model for model in ALL_MODELS if model.name == fix.model)
+        layouts = {layout.name for layout in model.layouts}
+        assert {fix.before, fix.name} <= layouts
+
+
+def test_files_slugs_and_the_tuple_of_rules_agree() -> None:
+    assert [path.stem for path in RULE_FILES] == sorted(
+        rule.slug.replace("-", "_") for rule in ALL_RULES
+    )
+    codes = [rule.code for rule in ALL_RULES]
+    assert codes == sorted(set(codes))
+    for rule in ALL_RULES:
+        assert Path(inspect.getfile(rule.check)).stem == rule.slug.replace("-", "_")
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.slug)
+def test_the_documentation_says_what_why_and_limits_and_names_every_option(rule: Rule) -> None:
+    for section in ("## What it reports", "## Why it matters", "## Limits"):
+        assert section in rule.documentation
+    for option in rule.options:
+        assert option in rule.documentation or option == "min_minor_extent_bytes"
+
+
+def test_rules_are_found_by_code_and_by_slug() -> None:
+    assert find_rule(ALL_RULES, "hla002").slug == "relayout-copy"
+    assert find_rule(ALL_RULES, "relayout-copy").code == "HLA002"
+    with pytest.raises(UsageError, match="did you mean 'HLA002'"):
+        find_rule(ALL_RULES, "HLA02")
+
+
+def test_selecting_and_ignoring_rules() -> None:
+    assert [r.code for r in select_rules(ALL_RULES, ["HLA002", "missed-reduce-scatter"])] == [
+        "HLA002",
+        "HLA004",
+    ]
+    assert [r.code for r in select_rules(ALL_RULES, [], ["HLA001", "HLA003"])] == [
+        "HLA002",
+        "HLA004",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"),
+    [
+        ("f32[128,32000]{1,0:T(8,128)}", "f32[128,32000]{0,1:T(8,128)}", True),
+        ("f32[128,32000]{1,0:T(8,128)}", "f32[128,32000]{0,1:T(8,128)S(1)}", True),
+        ("f32[128,32000]{1,0:T(8,128)}", "f32[128,32000]{1,0:T(8,128)S(1)}", False),
+        ("f32[1,2048]{1,0}", "f32[1,2048]{0,1}", False),
+        ("f32[128,32000]{1,0:T(8,128)}", "bf16[128,32000]{1,0:T(8,128)(2,1)}", False),
+        ("f32[128,32000]{1,0:T(8,128)}", "bf16[128,32000]{0,1:T(8,128)(2,1)}", True),
+        ("f32[4,512]{1,0:T(4,128)}", "bf16[4,512]{1,0:T(4,128)(2,1)}", False),
+        ("f32[1,512]{1,0:T(1,128)}", "bf16[1,512]{1,0:T(2,128)(2,1)}", False),
+        ("f32[128,1,384]{2,1,0:T(1,128)}", "bf16[128,1,384]{2,0,1:T(8,128)(2,1)}", True),
+        ("bf16[1,128,2048]{2,0,1:T(2,128)(2,1)}", "bf16[1,128,2048]{2,1,0:T(8,128)(2,1)}", True),
+        ("f32[1,128,2048]{2,1,0:T(8,128)}", "f32[1,128,2048]{2,0,1:T(8,128)}", True),
+        ("f32[]{:T(128)}", "f32[]{:T(128)S(6)}", False),
+    ],
+)
+def test_a_relayout_changes_order_or_tiles_not_memory_or_type(
+    before: str, after: str, moves: bool
+) -> None:
+    assert is_relayout(parse_shape(before), parse_shape(after)) is moves
+
+
+def test_a_threshold_is_an_option_of_its_rule() -> None:
+    rule = find_rule(ALL_RULES, "relayout-copy")
+    module = parse_module(
+        "HloModule m, is_scheduled=true\n\n"
+        "ENTRY %e (p: f32[16,64]) -> f32[16,64] {\n"
+        "  %p = f32[16,64]{1,0:T(8,128)} parameter(0)\n"
+        "  ROOT %copy = f32[16,64]{0,1:T(8,128)} copy(%p)\n"
+        "}\n"
+    )
+    assert not list(rule.check(module, Context(rule, {"final": module})))
+    assert len(list(rule.check(module, Context(rule, {"final": module}, {"min_bytes": 0})))) == 1
+
+
+def test_a_transposed_result_is_reported_as_what_the_program_asks_for() -> None:
+    rule = find_rule(ALL_RULES, "relayout-copy")
+    module = parse_module(
+        "HloModule m, is_scheduled=true\n\n"
+        "ENTRY %e (p: f32[512,512]) -> f32[512,512] {\n"
+        "  %p = f32[512,512]{1,0:T(8,128)} parameter(0)\n"
+        "  %copy = f32[512,512]{0,1:T(8,128)} copy(%p), "
+        'metadata={op_name="jit(f)/transpose"}\n'
+        "  ROOT %bitcast = f32[512,512]{1,0:T(8,128)} bitcast(%copy)\n"
+        "}\n"
+    )
+    (finding,) = rule.check(module, Context(rule, {"final": module}))
+    assert finding.details["requested_by"] == "transpose"
+    assert finding.severity == "note"
+    assert finding.fixes == ()
