@@ -6,6 +6,7 @@ What costs time to import is imported by the commands that need it.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -402,12 +403,10 @@ def _console() -> Console:
 
 
 def _render(report: Report, format_: str, output: Path | None, *, show_all: bool) -> None:
-    from hlo_audit.report.json import render_json
-
     if format_ == "json":
+        from hlo_audit.report.json import render_json
+
         text = render_json(report)
-        if output is None:
-            click.echo(text, nl=False)
     else:
         from rich.console import Console
 
@@ -416,11 +415,13 @@ def _render(report: Report, format_: str, output: Path | None, *, show_all: bool
         if output is None:
             print_report(_console(), report, show_all=show_all)
             return
-        console = Console(highlight=False, width=100, color_system=None, record=True, quiet=True)
-        with console.capture() as capture:
-            print_report(console, report, show_all=show_all)
+        plain_console = Console(file=io.StringIO(), width=100, highlight=False)
+        with plain_console.capture() as capture:
+            print_report(plain_console, report, show_all=show_all)
         text = capture.get()
-    if output is not None:
+    if output is None:
+        click.echo(text, nl=False)
+    else:
         _write(output, text)
 
 

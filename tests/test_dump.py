@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 from collections.abc import Callable
@@ -233,6 +234,19 @@ def test_what_cannot_be_read_is_one_error_that_names_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DumpError, match="is neither a file nor a folder"):
         read_module(tmp_path / "pipe.txt")
+
+
+def test_a_file_without_permission_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    path = tmp_path / "secret.txt"
+    path.write_text(MODULE)
+    monkeypatch.setattr(Path, "open", refuse)  # root may read everything
+    with pytest.raises(DumpError, match=r"cannot read .*secret\.txt: Permission denied"):
+        read_module(path)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
