@@ -42,7 +42,8 @@ class Manifest:
         lower_seconds: wall time to build and trace the program.
         compile_seconds: wall time of the compiler, the dump included.
         digest: hexadecimal SHA-256 of all that the compiler was given: the lowered program without
-            its source positions, the flags, the topology and the versions.
+            its source positions (but those inside a Pallas kernel's body), the flags, the topology
+            and the versions.
     """
 
     program: str

@@ -96,13 +96,17 @@ def find(report: dict[str, Any]) -> Find:
     return find_program
 
 
-def counts(program: dict[str, Any]) -> tuple[int, int, int]:
+def counts(program: dict[str, Any]) -> tuple[int, ...]:
     """Of relayout copies, unfolded transposes and missed reduce-scatters."""
-    return tuple(program["counts"][code] for code in ("HLA002", "HLA003", "HLA004"))  # type: ignore[return-value]  # three
+    return tuple(program["counts"][code] for code in ("HLA002", "HLA003", "HLA004"))
 
 
 def cycles(program: dict[str, Any]) -> int:
     return int(program["cost"]["estimated_cycles"])
+
+
+def libtpu_version(program: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(int(part) for part in program["versions"]["libtpu"].split(".")[:3])
 
 
 def test_auto_mode_shows_none_of_the_faults(find: Find) -> None:
@@ -150,11 +154,18 @@ def test_each_layout_in_explicit_mode(
     assert counts(find("explicit", layout)) == expected
 
 
-@pytest.mark.parametrize("layout", ["kernel-order-grad", "free-entry-layout"])
-def test_a_full_fix_costs_exactly_what_auto_mode_costs(find: Find, layout: str) -> None:
+def test_a_gradient_in_kernel_order_costs_exactly_what_auto_mode_costs(find: Find) -> None:
     auto = cycles(find("auto", "embed-vocab"))
-    assert cycles(find("explicit", layout)) == auto
+    assert cycles(find("explicit", "kernel-order-grad")) == auto
     assert cycles(find("explicit", "embed-vocab")) > 1.3 * auto
+
+
+def test_a_free_entry_layout_costs_what_auto_mode_costs(find: Find) -> None:
+    auto, free = find("auto", "embed-vocab"), find("explicit", "free-entry-layout")
+    if libtpu_version(free) >= (0, 0, 50):
+        assert cycles(free) == cycles(auto)
+    else:  # older ones choose a slower window for the gradient's dot in that order
+        assert cycles(auto) < cycles(free) < 1.15 * cycles(auto)
 
 
 def test_on_v6e_both_modes_pay_for_the_copies(find: Find) -> None:

@@ -165,8 +165,18 @@ def parse_computation_names(text: str) -> tuple[str, ...]:
 
 
 def parse_integers(text: str) -> tuple[int, ...]:
-    """Read ``{0,2}``, ``[0,2]`` or ``0,2``."""
-    return tuple(int(item) for item in text.strip("{}[] ").split(",") if item.strip())
+    """Read ``{0,2}``, ``[0,2]`` or ``0,2``.
+
+    Raises:
+        ValueError: for anything that is no list of counts or ids.
+    """
+    text = text.strip()
+    if text[:1] + text[-1:] in ("{}", "[]"):
+        text = text[1:-1]
+    items = [item.strip() for item in text.split(",")] if text.strip() else []
+    if not all(map(is_number, items)):
+        raise ValueError("not a list of numbers")
+    return tuple(map(int, items))
 
 
 def parse_backend_config(text: str) -> Mapping[str, Any] | None:
@@ -182,7 +192,7 @@ def parse_replica_groups(text: str, device_count: int) -> tuple[tuple[int, ...],
     """Read replica groups in any printed form; ``{}`` is one group of all devices.
 
     Forms: ``{{0,1},{2,3}}``, ``[2,4]<=[4,2]T(1,0)``, ``mesh['a'=2,'b'=4] {'b'}``. In the last, the
-    devices of one group differ in the axes named in braces only.
+    devices of one group differ in the axes named in braces only, the first named moving slowest.
 
     Raises:
         ValueError: for any other form.
@@ -232,27 +242,33 @@ def _reshape_to_groups(shape: Sequence[int], devices: Sequence[int]) -> tuple[tu
 
 
 def _mesh_groups(
-    sizes: Mapping[str, int], grouped: Sequence[tuple[str, str, str]]
+    sizes: dict[str, int], grouped: Sequence[tuple[str, str, str]]
 ) -> tuple[tuple[int, ...], ...]:
-    # An axis may be split into sub-axes ('a':(2)4 is the part of size 4 after a major part of 2):
-    # cut every axis at the borders of the parts named, so that each part is an axis of its own.
     _check_sizes(sizes.values())
-    parts: list[tuple[int, bool]] = []
-    named = {name: (int(major or 1), int(size or 0)) for name, major, size in grouped}
-    for name, size in sizes.items():
-        if name not in named:
-            parts.append((size, False))
-            continue
-        major, part = named[name]
-        part = part or size
-        if not major or size % (major * part):
-            raise ValueError(f"sub-axis {name}:({major}){part} does not divide {size}")
-        parts += [(major, False), (part, True), (size // (major * part), False)]
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for device, indices in enumerate(itertools.product(*(range(size) for size, _ in parts))):
-        key = tuple(i for i, (_, is_grouped) in zip(indices, parts, strict=True) if not is_grouped)
-        groups.setdefault(key, []).append(device)
-    return tuple(map(tuple, groups.values()))
+    strides, stride = {}, 1
+    for name in reversed(sizes):
+        strides[name] = stride
+        stride *= sizes[name]
+    device_count = stride
+    # What is grouped, as (stride, size): an axis, or the part of one, 'a':(2)4, that has size 4 and
+    # stands after a more major part of size 2.
+    parts = []
+    for name, major_text, part_text in grouped:
+        if name not in sizes:
+            raise ValueError(f"the mesh has no axis {name!r}")
+        major, part = int(major_text or 1), int(part_text or sizes[name])
+        if not major * part or sizes[name] % (major * part):
+            raise ValueError(f"sub-axis {name}:({major}){part} does not divide {sizes[name]}")
+        parts.append((strides[name] * sizes[name] // (major * part), part))
+    offsets = [0]
+    for stride, size in parts:
+        offsets = [offset + i * stride for offset in offsets for i in range(size)]
+        if len(offsets) > device_count:
+            raise ValueError("a group has more devices than the mesh")
+    firsts = [d for d in range(device_count) if all(d // s % size == 0 for s, size in parts)]
+    if len(firsts) * len(offsets) != device_count:
+        raise ValueError("the axes of the groups overlap")
+    return tuple(tuple(first + offset for offset in offsets) for first in firsts)
 
 
 def _check_sizes(sizes: Collection[int]) -> None:

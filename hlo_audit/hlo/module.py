@@ -390,10 +390,9 @@ class Module:
         text = self.header.get("entry_computation_layout")
         if text is None:
             return None
-        parameters, arrow, result = text[1:-1].rpartition("->")
+        parameters, _, result = text[1:-1].rpartition("->")
         try:
-            taken = parse_shape(parameters).elements if arrow else ()
-            return EntryLayout(taken, parse_shape(result.strip()))
+            return EntryLayout(parse_shape(parameters).elements, parse_shape(result.strip()))
         except ValueError:
             return None
 

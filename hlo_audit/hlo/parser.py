@@ -20,7 +20,7 @@ from typing import NoReturn
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo.attributes import parse_operands
 from hlo_audit.hlo.module import Computation, Instruction, Module
-from hlo_audit.hlo.scan import Unbalanced, end_of_item
+from hlo_audit.hlo.scan import Unbalanced, end_of_brackets, end_of_item
 from hlo_audit.hlo.shape import parse_shape
 
 # An instruction in pieces: "ROOT " or "", name, shape, opcode, operands, attributes.
@@ -106,8 +106,8 @@ class _Reader:
         error: ParseError | None = None
         try:
             header_end = text.find("\n", start.end())
-            if not text.startswith("\n\n", header_end):  # it goes on after the line, or is all
-                header_end = self.end_of_item(start.end(), "\n")
+            if not text.startswith("\n\n", header_end):
+                header_end = self.skip_header(start.end())
             header = text[start.end() : header_end]
             position = self.skip_frame_tables(header_end)
             tables = text[header_end:position]
@@ -121,6 +121,16 @@ class _Reader:
             error = caught
         entry_name = self.entry_name if self.entry_name in self.computations else None
         return Module(start[1], self.computations, entry_name, header, tables, error)
+
+    def skip_header(self, position: int) -> int:
+        """Step over the rest of the header, which may go on inside brackets or after a comma."""
+        text = self.text
+        while True:
+            position = self.end_of_item(position, "\n")
+            next_line = self.skip_space(position)
+            if next_line >= len(text) or "," not in (text[position - 1], text[next_line]):
+                return position
+            position = next_line
 
     def skip_frame_tables(self, position: int) -> int:
         while row := _TABLE_ROW.match(self.text, position):
@@ -227,17 +237,15 @@ class _Reader:
         opcode = _OPCODE.match(text, opcode_start)
         if opcode is None:
             self.fail("an opcode and '(' are expected here", opcode_start)
-        close = self.end_of_item(opcode.end() + 1, ")")
-        if close >= len(text):
-            self.fail(f"'(' of {opcode[1]} is not closed", opcode.end())
-        end = self.skip_attributes(close + 1)
+        close = self.end_of_brackets(opcode.end())
+        end = self.skip_attributes(close)
         pieces = (
             start[1] or "",
             start[2],
             text[start.end() : shape_end],
             opcode[1],
-            text[opcode.end() + 1 : close],
-            text[close + 1 : end].rstrip(),
+            text[opcode.end() + 1 : close - 1],
+            text[close:end].rstrip(),
         )
         return pieces, end
 
@@ -251,7 +259,7 @@ class _Reader:
     def skip_signature(self, position: int) -> int:
         """Step over ``(parameters) -> shape``, where they are printed."""
         if self.text.startswith("(", position):
-            position = self.end_of_item(position + 1, ")") + 1
+            position = self.end_of_brackets(position)
         position = self.skip_space(position)
         if self.text.startswith("->", position):
             position = self.skip_shape(self.skip_space(position + 2))
@@ -259,7 +267,7 @@ class _Reader:
 
     def skip_shape(self, position: int) -> int:
         if self.text.startswith("(", position):
-            return self.end_of_item(position + 1, ")") + 1
+            return self.end_of_brackets(position)
         array = _ARRAY.match(self.text, position)
         if array is None:
             self.fail("a shape is expected here", position)
@@ -276,6 +284,12 @@ class _Reader:
         except Unbalanced as error:
             self.fail(error.reason, error.position)
 
+    def end_of_brackets(self, start: int) -> int:
+        try:
+            return end_of_brackets(self.text, start)
+        except Unbalanced as error:
+            self.fail(error.reason, error.position)
+
     def line_at(self, position: int) -> int:
         if position < self.counted_offset:
             self.counted_offset, self.counted_line = 0, 1
@@ -284,6 +298,11 @@ class _Reader:
         return self.counted_line
 
     def fail(self, reason: str, position: int) -> NoReturn:
+        if len(reason) > 160:  # a name can be a megabyte of damage
+            reason = reason[:160] + "..."
+        on_last_line = self.text.find("\n", position) < 0
+        if self.text and on_last_line and not reason.startswith("the text"):
+            reason += "; the text ends on this line, it may be cut off"
         column = position - self.text.rfind("\n", 0, position)
         raise ParseError(reason, line=self.line_at(position), column=column, path=self.path)
 
@@ -301,6 +320,8 @@ def _assemble(computation: Computation, lines: Sequence[_Pieces]) -> None:
     for index, (is_root, name, shape_text, opcode, operand_text, attribute_text) in enumerate(
         lines
     ):
+        if name in by_name:
+            raise _BadInstructionError(index, f"a second instruction is called {name}")
         try:
             if operand_text.startswith("%"):
                 # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
@@ -324,14 +345,6 @@ def _assemble(computation: Computation, lines: Sequence[_Pieces]) -> None:
         instructions.append(instruction)
     if not instructions:
         raise _BadInstructionError(-1, f"computation {computation.name} has no instructions")
-    if len(by_name) != len(instructions):
-        seen: set[str] = set()
-        for index, instruction in enumerate(instructions):
-            if instruction.name in seen:
-                raise _BadInstructionError(
-                    index, f"a second instruction is called {instruction.name}"
-                )
-            seen.add(instruction.name)
     computation._complete(instructions, by_name, root or instructions[-1])
 
 
@@ -349,7 +362,7 @@ def _resolve_operands(
     for name, tuple_index in operands:
         operand = by_name.get(name)
         if operand is None:
-            reason = f"operand {name[:80]} is not defined before its use"
+            reason = f"operand {name} is not defined before its use"
             raise _BadInstructionError(index, reason)
         if tuple_index:
             try:

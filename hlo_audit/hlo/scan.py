@@ -36,6 +36,19 @@ def end_of_item(text: str, start: int, end: int, stops: str) -> int:
     Raises:
         Unbalanced: for a bracket or a string that is not closed, or is closed but was not opened.
     """
+    return _scan(text, start, end, stops)
+
+
+def end_of_brackets(text: str, start: int) -> int:
+    """Return the offset after the bracket that closes the one at ``start``.
+
+    Raises:
+        Unbalanced: as :func:`end_of_item`.
+    """
+    return _scan(text, start, len(text), None)
+
+
+def _scan(text: str, start: int, end: int, stops: str | None) -> int:
     closers: list[tuple[str, int]] = []
     position = start
     while True:
@@ -49,16 +62,20 @@ def end_of_item(text: str, start: int, end: int, stops: str) -> int:
                 raise Unbalanced("string is not closed", position)
             position = string.end()
             continue
-        if not closers and char in stops:
+        if not closers and stops is not None and char in stops:
             return position
-        if char in _OPEN:
-            closers.append((_OPEN[char], position))
-        elif char not in ",\n":
-            if not closers or closers[-1][0] != char:
-                raise Unbalanced(f"{char!r} closes nothing", position)
-            closers.pop()
         position += 1
-    if closers:
+        if char in _OPEN:
+            closers.append((_OPEN[char], position - 1))
+        elif char not in ",\n":
+            if not closers:
+                raise Unbalanced(f"{char!r} closes nothing", position - 1)
+            if closers[-1][0] != char:
+                break
+            closers.pop()
+            if not closers and stops is None:
+                return position
+    if closers:  # whatever follows it, the innermost one is the bracket that is wrong
         closer, position = closers[-1]
         raise Unbalanced(f"{text[position]!r} is not closed by {closer!r}", position)
     return end

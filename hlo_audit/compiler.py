@@ -1,0 +1,723 @@
+"""Ahead-of-time compiles in worker processes: a program becomes a dump folder with every pass.
+
+jax is imported by the workers only (:mod:`hlo_audit.compile_worker`). A crash, an abort or a hang
+of the compiler is the error of the one program that met it; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import platform
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage
+from hlo_audit.errors import CompileError, DumpError, HloAuditError, UsageError
+from hlo_audit.manifest import Manifest, write_manifest
+from hlo_audit.program import Lowering, Platform
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+
+START_TIMEOUT_SECONDS = 120.0
+"""How long a worker may take to start and import jax."""
+
+LOG_LINES = 20
+"""How many of the compiler's last lines a :class:`CompileError` keeps."""
+
+MOST_TPU_CHIPS = 65_536
+"""Seven times the largest pod there is; libtpu takes all memory for shapes far beyond it."""
+
+MOST_CPU_DEVICES = 4_096
+
+# Cloud TPU names a slice by a count of TensorCores or of chips; libtpu by the version and shape.
+_CORES_COUNTED_PER_CHIP = {
+    "v2": 2,
+    "v3": 2,
+    "v4": 2,
+    "v5litepod": 1,
+    "v5e": 1,
+    "v5p": 2,
+    "v6e": 1,
+    "tpu7x": 2,
+}
+_THREE_DIMENSIONAL = ("v4", "v5p", "tpu7x")
+
+# -P: the working directory is no place to import from, unless it is in this process too.
+_WORKER_COMMAND = (sys.executable, "-P", "-m", "hlo_audit.compile_worker")
+
+_POLL_SECONDS = 0.5
+_READ_BYTES = 1 << 16
+_LOG_TAIL_BYTES = 1 << 18
+_LONGEST_CHECK = 200
+
+_AT_WORK: Mapping[Stage, str] = {
+    "start": "the import of jax",
+    "topology": "the compiler",
+    "build": "the tracing of the program",
+    "compile": "the compiler",
+}
+
+_ERROR_KINDS: Mapping[str, type[HloAuditError]] = {
+    kind.kind: kind for kind in (HloAuditError, UsageError, DumpError, CompileError)
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program that was compiled.
+
+    Attributes:
+        lowering: what was asked for.
+        folder: the dump folder, with a snapshot of every pass and the manifest.
+        manifest: what the manifest in the folder says.
+    """
+
+    lowering: Lowering
+    folder: Path
+    manifest: Manifest
+
+
+Outcome = Compiled | HloAuditError
+
+
+@dataclass(frozen=True)
+class TpuTopology:
+    """A slice of TPU chips, such as ``v5p:2x2x1``.
+
+    Attributes:
+        version: of the chip, such as ``v5p``.
+        shape: chips along each dimension of the slice.
+    """
+
+    version: str
+    shape: tuple[int, ...]
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def chips_per_host_bounds(self) -> tuple[int, int, int] | None:
+        """How many chips a host has along x, y, z, where libtpu's default of 2x2x1 cannot be."""
+        x, y = self.shape[:2]
+        return (math.gcd(x, 2), math.gcd(y, 2), 1) if 1 in (x, y) else None
+
+
+def available_platform() -> Platform:
+    """Return ``tpu`` where the TPU compiler can run on this machine, else ``cpu``."""
+    return "tpu" if _missing_libtpu() is None else "cpu"
+
+
+def default_jobs() -> int:
+    """Return how many workers to run side by side: the CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def parse_tpu_topology(text: str) -> TpuTopology:
+    """Read ``VERSION:SHAPE``; which versions and shapes there are is libtpu's to know.
+
+    Raises:
+        UsageError: for anything else; for the name of a Cloud TPU accelerator type, such as
+            ``v5p-8``, the hint says the topology it stands for.
+    """
+    version, colon, shape = text.partition(":")
+    sizes = shape.split("x")
+    if not (
+        colon
+        and version.isascii()
+        and version.isalnum()
+        and version == version.lower()
+        and 2 <= len(sizes) <= 3
+        and all(_is_size(size) for size in sizes)
+    ):
+        raise UsageError(f"{text!r} is no TPU topology", hint=_topology_hint(text))
+    topology = TpuTopology(version, tuple(int(size) for size in sizes))
+    if topology.chips > MOST_TPU_CHIPS:
+        raise UsageError(f"{text} has {topology.chips:,} chips, more than any TPU pod")
+    return topology
+
+
+def parse_cpu_devices(text: str) -> int:
+    """Read the topology of the platform cpu: the number of devices.
+
+    Raises:
+        UsageError: where it is no number from 1 to ``MOST_CPU_DEVICES``.
+    """
+    if not _is_size(text) or int(text) > MOST_CPU_DEVICES:
+        raise UsageError(
+            f"{text!r} is no number of CPU devices",
+            hint=f"the topology of the platform cpu is a number from 1 to {MOST_CPU_DEVICES}",
+        )
+    return int(text)
+
+
+def compile_programs(
+    lowerings: Sequence[Lowering],
+    *,
+    into: Path,
+    jobs: int | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_done: Callable[[Lowering, Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Compile each program into a dump folder of its own below ``into``.
+
+    The folders are named after the programs and appear when they are complete; nothing half-written
+    is left, whatever ends the call. Nothing is printed, and nothing in ``into`` is overwritten.
+
+    Args:
+        lowerings: the programs.
+        into: the folder for the dump folders; made where it is missing.
+        jobs: how many to compile side by side; ``None`` for one a CPU.
+        timeout_seconds: how long each program may take, the import of jax left out.
+        on_done: called in this thread with each program and its outcome, as they are done.
+
+    Returns:
+        For each program, in the order of ``lowerings``, its dump or what went wrong: a
+        :class:`UsageError` for a program, topology, mesh or flag that cannot be, a
+        :class:`CompileError` for a compile that failed, crashed or took too long.
+
+    Raises:
+        UsageError: where ``into`` cannot be written to, or ``jobs`` or the timeout is not positive.
+        CompileError: where no process can be started at all.
+    """
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"{jobs} jobs are too few", hint="at least 1")
+    if not timeout_seconds > 0:
+        raise UsageError(f"a timeout of {timeout_seconds:g} s is too short")
+    outcomes: dict[int, Outcome] = {}
+
+    def done(index: int, outcome: Outcome) -> None:
+        outcomes[index] = outcome
+        if on_done is not None:
+            on_done(lowerings[index], outcome)
+
+    with _ended_by_signals(), _workspace(into) as workspace:
+        tasks = []
+        for index, lowering in enumerate(lowerings):
+            try:
+                tasks.append(_task(index, lowering, workspace))
+            except UsageError as error:
+                done(index, error)
+        crew = _Crew(tasks, workspace, into, jobs or default_jobs(), timeout_seconds)
+        try:
+            for index, outcome in crew.run():
+                done(index, outcome)
+            crew.wait()
+        finally:
+            with _signals_ignored():
+                crew.kill()
+    return [outcomes[index] for index in range(len(lowerings))]
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Which programs one worker can compile: what it holds must not differ between them.
+
+    Attributes:
+        cpu_devices: fixed as jax starts; ``None`` for the platform tpu.
+        code: the file or module of a user's program, whose import may change jax's settings,
+            ``sys.path`` and ``sys.modules``; our own models change nothing, and share a worker.
+    """
+
+    cpu_devices: int | None
+    code: str
+
+
+@dataclass(frozen=True)
+class _Task:
+    index: int
+    bench: _Bench
+    job: Job
+
+
+@dataclass
+class _Worker:
+    """A worker process and what it is at; idle without a task."""
+
+    process: subprocess.Popen[bytes]
+    bench: _Bench
+    jobs: io.FileIO
+    results: io.FileIO
+    log: Path
+    task: _Task | None = None
+    stage: Stage = "start"
+    limit_seconds: float = math.inf
+    deadline: float = math.inf
+    log_start_bytes: int = 0
+    unread: bytes = b""
+
+    def give_up_after(self, seconds: float) -> None:
+        self.limit_seconds = seconds
+        self.deadline = time.monotonic() + seconds
+
+
+class _Crew:
+    """The workers of one call, and the tasks that wait for them."""
+
+    def __init__(
+        self,
+        tasks: Sequence[_Task],
+        workspace: Path,
+        into: Path,
+        jobs: int,
+        timeout_seconds: float,
+    ) -> None:
+        self._waiting = deque(tasks)
+        self._workspace = workspace
+        self._into = into
+        self._jobs = jobs
+        self._timeout_seconds = timeout_seconds
+        self._workers: list[_Worker] = []
+        self._leaving: list[_Worker] = []
+        self._started = 0
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> Iterator[tuple[int, Outcome]]:
+        """Compile all; yield each task's index and outcome as it is done.
+
+        The workers have their next tasks by then: what is done with an outcome costs no time.
+        """
+        self._assign()
+        while busy := [worker for worker in self._workers if worker.task is not None]:
+            outcomes: list[tuple[int, Outcome]] = []
+            wait = min(worker.deadline for worker in busy) - time.monotonic()
+            for key, _ in self._selector.select(min(max(wait, 0.0), _POLL_SECONDS)):
+                outcomes += self._read(key.data)
+            for worker in busy:
+                outcomes += self._check(worker)
+            self._assign()
+            yield from outcomes
+
+    def wait(self) -> None:
+        """Wait a moment for the workers, all let go, to end by themselves."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        for worker in self._leaving:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(deadline - time.monotonic(), 0.0))
+
+    def kill(self) -> None:
+        """End every worker, and all that it started, at once."""
+        for worker in [*self._workers, *self._leaving]:
+            _end(worker)
+            worker.results.close()
+        self._selector.close()
+
+    def _assign(self) -> None:
+        for worker in [worker for worker in self._workers if worker.task is None]:
+            task = next((task for task in self._waiting if task.bench == worker.bench), None)
+            if task is None or worker.process.poll() is not None:
+                self._let_go(worker)
+            else:
+                self._give(worker, task)
+        while self._waiting and len(self._workers) < self._jobs:
+            task = self._waiting[0]
+            # Started and on the list, or not at all: else an interrupt would leave it running.
+            with _signals_held():
+                worker = self._start(task.bench)
+                self._workers.append(worker)
+            self._selector.register(worker.results, selectors.EVENT_READ, worker)
+            self._give(worker, task)
+
+    def _give(self, worker: _Worker, task: _Task) -> None:
+        self._waiting.remove(task)
+        worker.task = task
+        worker.stage = "start"
+        worker.give_up_after(START_TIMEOUT_SECONDS)
+        worker.log_start_bytes = worker.log.stat().st_size
+        line = memoryview(json.dumps(task.job.to_json()).encode() + b"\n")
+        # A worker that is dead already is found out by its results pipe.
+        with contextlib.suppress(BrokenPipeError):
+            while line:
+                line = line[worker.jobs.write(line) :]
+
+    def _start(self, bench: _Bench) -> _Worker:
+        self._started += 1
+        folder = self._workspace / f"worker-{self._started}"
+        folder.mkdir()
+        log = folder / "log"
+        jobs_read, jobs_write = os.pipe()
+        results_read, results_write = os.pipe()
+        jobs = io.FileIO(jobs_write, "w")
+        results = io.FileIO(results_read)
+        os.set_blocking(results_read, False)
+        try:
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [*_WORKER_COMMAND, str(jobs_read), str(results_write)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(jobs_read, results_write),
+                    # Out of the terminal's reach, and killed with all that it starts.
+                    start_new_session=True,
+                    env=worker_environment(os.environ, folder, bench.cpu_devices),
+                )
+        except OSError as error:
+            jobs.close()
+            results.close()
+            raise CompileError(f"no worker process can be started: {error.strerror}") from None
+        finally:
+            os.close(jobs_read)
+            os.close(results_write)
+        return _Worker(process, bench, jobs, results, log)
+
+    def _let_go(self, worker: _Worker) -> None:
+        """Let an idle worker end by itself: programs have things to do at their exit."""
+        self._leaving.append(worker)
+        self._workers.remove(worker)
+        self._selector.unregister(worker.results)
+        worker.jobs.close()
+
+    def _remove(self, worker: _Worker) -> None:
+        # Dead before it is off the list: an interrupt in between must not leave it running.
+        _end(worker)
+        self._workers.remove(worker)
+        self._selector.unregister(worker.results)
+        worker.results.close()
+
+    def _read(self, worker: _Worker) -> Iterator[tuple[int, Outcome]]:
+        chunk = worker.results.read(_READ_BYTES)
+        if chunk == b"":
+            yield from self._bury(worker)
+            return
+        worker.unread += chunk or b""
+        *lines, worker.unread = worker.unread.split(b"\n")
+        for line in lines:
+            answer: dict[str, Any] = json.loads(line)
+            if "stage" in answer:
+                if worker.stage == "start":
+                    worker.give_up_after(self._timeout_seconds)
+                worker.stage = answer["stage"]
+            elif worker.task is not None:
+                task, worker.task = worker.task, None
+                yield task.index, self._outcome(task, answer)
+
+    def _outcome(self, task: _Task, answer: Mapping[str, Any]) -> Outcome:
+        if "error" in answer:
+            return _error_from_json(answer["error"])
+        manifest = Manifest.from_json(answer["manifest"])
+        try:
+            write_manifest(manifest, task.job.dump_to)
+            folder = _move_in(task.job.dump_to, self._into / _folder_name(task.job.lowering))
+        except OSError as error:
+            return CompileError(f"the dump cannot be completed: {error.strerror}")
+        return Compiled(task.job.lowering, folder, manifest)
+
+    def _check(self, worker: _Worker) -> Iterator[tuple[int, Outcome]]:
+        """Find a hang, and a death that the pipe does not tell as the worker's child holds it."""
+        dead = worker.process.poll() is not None
+        if worker.task is not None and (dead or time.monotonic() >= worker.deadline):
+            # It may have answered while this process was busy with another outcome.
+            yield from self._read(worker)
+        if worker.task is None:
+            return
+        if dead:
+            yield from self._bury(worker)
+        elif time.monotonic() >= worker.deadline:
+            self._remove(worker)
+            error = CompileError(
+                f"{_AT_WORK[worker.stage]} did not finish within {worker.limit_seconds:g} s",
+                log=_log_tail(worker),
+            )
+            yield worker.task.index, error
+
+    def _bury(self, worker: _Worker) -> Iterator[tuple[int, Outcome]]:
+        # The pipe closes a moment before the process has ended.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(GRACE_SECONDS)
+        self._remove(worker)
+        task, worker.task = worker.task, None
+        if task is not None:
+            yield task.index, _crash(worker, task.job.lowering.platform)
+
+
+def worker_environment(
+    environ: Mapping[str, str], folder: Path, cpu_devices: int | None
+) -> dict[str, str]:
+    """Return the environment for a worker: ``environ`` without what would change or break compiles.
+
+    Flags are given with the program, where they are recorded, never by the environment: XLA_FLAGS
+    and LIBTPU_INIT_ARGS do not reach the worker. The rest of libtpu's variables describe the TPU of
+    this machine, which is not the one compiled for.
+
+    Args:
+        environ: the environment of this process.
+        folder: where libtpu puts its logs.
+        cpu_devices: the number of CPU devices, or ``None`` for jax's default.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name == "TPU_LIBRARY_PATH"
+        or (name not in _DROPPED and not name.startswith(("TPU_", "LIBTPU_")))
+    }
+    devices = {} if cpu_devices is None else {"JAX_NUM_CPU_DEVICES": str(cpu_devices)}
+    return {
+        **kept,
+        **_WORKER_SETTINGS,
+        **devices,
+        "TPU_LOG_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path),
+    }
+
+
+_DROPPED = frozenset(
+    {
+        "XLA_FLAGS",
+        "JAX_COMPILATION_CACHE_DIR",
+        "JAX_DISABLE_JIT",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS",
+        "JAX_NUM_CPU_DEVICES",
+        "JAX_PLATFORM_NAME",
+    }
+)
+
+_WORKER_SETTINGS = {
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a hit would write no dump
+    "JAX_PLATFORMS": "cpu",
+    # Without it a second libtpu on this machine aborts.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # libtpu asks the cloud what machine this is, and complains at length, unless it is told.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    # What was printed before a crash is in the log.
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def _task(index: int, lowering: Lowering, workspace: Path) -> _Task:
+    for flag in lowering.xla_flags:
+        if flag.startswith("xla_dump_"):
+            raise UsageError(f"the flag {flag} is set by hlo-audit, which dumps every pass")
+    bounds, cpu_devices = None, None
+    if lowering.platform == "tpu":
+        bounds = parse_tpu_topology(lowering.topology).chips_per_host_bounds
+        missing = _missing_libtpu()
+        if missing is not None:
+            raise missing
+    else:
+        cpu_devices = parse_cpu_devices(lowering.topology)
+    code = lowering.build.rpartition(":")[0]
+    bench = _Bench(cpu_devices, "" if code.startswith("hlo_audit.models.") else code)
+    dump_to = workspace / f"program-{index}"
+    dump_to.mkdir()
+    return _Task(index, bench, Job(lowering, dump_to, bounds))
+
+
+def _missing_libtpu() -> UsageError | None:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return UsageError(
+            "the TPU compiler runs on Linux on x86-64 only", hint="take the platform cpu here"
+        )
+    if find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
+        return UsageError(
+            "the TPU compiler, libtpu, is not installed",
+            hint='pip install "jax[tpu]", or take the platform cpu',
+        )
+    return None
+
+
+def _topology_hint(text: str) -> str:
+    name, _, count = text.lower().partition("-")
+    per_chip = _CORES_COUNTED_PER_CHIP.get(name)
+    if per_chip is None or not _is_size(count):
+        return "write VERSION:SHAPE, such as v5p:2x2x1 or v6e:2x4"
+    counts = "TensorCores, two a chip" if per_chip == 2 else "chips"
+    start = f"{text} is a Cloud TPU accelerator type, which counts {counts}"
+    shape = _usual_shape(int(count) // per_chip, three=name in _THREE_DIMENSIONAL)
+    version = {"v5litepod": "v5e"}.get(name, name)
+    return f"{start}: write {version}:{shape}" if shape else f"{start}: write VERSION:SHAPE"
+
+
+def _usual_shape(chips: int, *, three: bool) -> str | None:
+    """Return the shape that Cloud TPU gives a slice of so many chips, where it is a power of 2."""
+    power = chips.bit_length() - 1
+    if chips < 1 or chips != 1 << power:
+        return None
+    if not three or power <= 2:
+        sizes = [1 << power // 2, 1 << (power + 1) // 2] + [1] * three
+    else:
+        sizes = [1 << (power + extra) // 3 for extra in range(3)]
+    return "x".join(map(str, sizes))
+
+
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and not text.startswith("0")
+
+
+def _folder_name(lowering: Lowering) -> str:
+    """Return a name such as ``lm-head.explicit.embed-vocab.v5p-2x2x1``."""
+    place = lowering.topology if lowering.platform == "tpu" else f"cpu-{lowering.topology}"
+    parts = (lowering.program, lowering.mode, lowering.layout, place)
+    name = ".".join(part for part in parts if part)
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
+    return safe.lstrip("-.") or "program"
+
+
+def _move_in(folder: Path, wanted: Path) -> Path:
+    """Move ``folder`` to ``wanted``, or to ``wanted.2`` and so on where that is taken."""
+    number, target = 1, wanted
+    while True:
+        try:
+            if not target.exists():
+                return folder.rename(target)
+        except OSError:
+            # Another process has taken the name this very moment.
+            if not target.exists():
+                raise
+        number += 1
+        target = wanted.with_name(f"{wanted.name}.{number}")
+
+
+def _error_from_json(data: Mapping[str, Any]) -> HloAuditError:
+    kind = _ERROR_KINDS.get(data["kind"], HloAuditError)
+    return kind(data["message"], hint=data["hint"])
+
+
+def _end(worker: _Worker) -> None:
+    """Kill the worker and all that it started."""
+    # On macOS a group of none but zombies is refused.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    worker.jobs.close()
+
+
+def _crash(worker: _Worker, on: Platform) -> CompileError:
+    log = _log_tail(worker)
+    code = worker.process.returncode
+    subject = _AT_WORK[worker.stage]
+    if code == -signal.SIGKILL:
+        return CompileError(
+            f"{subject} was killed",
+            hint="most often the memory is too small: use fewer jobs, or smaller sizes",
+            log=log,
+        )
+    if code >= 0:
+        return CompileError(f"{subject} ended the process with exit code {code}", log=log)
+    name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
+    compiling_for_tpu = on == "tpu" and worker.stage in ("topology", "compile")
+    return CompileError(
+        f"{subject} crashed with {name}{_failed_check(log)}",
+        hint='libtpu must be the one jax was released with: pip install "jax[tpu]"'
+        if compiling_for_tpu
+        else None,
+        log=log,
+    )
+
+
+def _failed_check(log: Sequence[str]) -> str:
+    """Return ``: Check failed: ...`` where the compiler said so before it aborted."""
+    for line in log:
+        _, found, reason = line.partition("Check failed: ")
+        if found:
+            return f": {found}{reason[:_LONGEST_CHECK]}"
+    return ""
+
+
+def _log_tail(worker: _Worker) -> tuple[str, ...]:
+    """Return the last lines that the worker wrote since it got its task."""
+    with worker.log.open("rb") as log:
+        end = log.seek(0, os.SEEK_END)
+        log.seek(max(worker.log_start_bytes, end - _LOG_TAIL_BYTES))
+        text = log.read().decode(errors="replace")
+    lines = (line.rstrip() for line in text.splitlines())
+    return tuple(line for line in lines if line and not _is_stack_line(line))[-LOG_LINES:]
+
+
+def _is_stack_line(line: str) -> bool:
+    """Whether it is one of the many lines of a C++ stack, which would push the reason out."""
+    return line.startswith(("    @ ", "PC: @ ", "https://symbolize."))
+
+
+@contextlib.contextmanager
+def _workspace(into: Path) -> Iterator[Path]:
+    """A folder inside ``into``, on the same file system, for all that is not complete."""
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        workspace = tempfile.TemporaryDirectory(
+            prefix=".hlo-audit-", dir=into.resolve(), ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise UsageError(f"cannot write to the folder {into}: {error.strerror}") from None
+    try:
+        yield Path(workspace.name)
+    finally:
+        with _signals_ignored():
+            workspace.cleanup()
+
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let a signal that would end this process at once unwind it instead, so that it cleans up."""
+
+    def unwind(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    ours = {n: unwind for n in _ENDING_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
+    with _signal_handlers(ours):
+        yield
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Let an impatient second signal not break off the cleaning up."""
+    with _signal_handlers(dict.fromkeys(_ENDING_SIGNALS, signal.SIG_IGN)):
+        yield
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let a signal take effect at the end."""
+    held: list[int] = []
+
+    def hold(number: int, _frame: object) -> None:
+        held.append(number)
+
+    try:
+        with _signal_handlers(dict.fromkeys(_ENDING_SIGNALS, hold)):
+            yield
+    finally:
+        for number in held[:1]:
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    # Python allows it in the main thread only, where it also runs the handlers.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # One that is ignored stays so; one that is handled outside of Python cannot be put back.
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,57 @@
+"""What every test may use: real compiler dumps, unpacked once a run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_ARCHIVES = Path(__file__).parent / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("hlo-audit")
+    group.addoption(
+        "--all-snapshots",
+        action="store_true",
+        help="compare every snapshot with XLA's own parser, not a sample of them",
+    )
+    group.addoption(
+        "--dumps",
+        type=Path,
+        metavar="DIR",
+        help="compare the snapshots below DIR with XLA's own parser, not those of the archives",
+    )
+
+
+@pytest.fixture(scope="session")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Give the folder of an archive of ``tests/data``; the first to ask unpacks it.
+
+    The workers of pytest-xdist share one copy, which no test may change.
+    """
+    run_folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run_folder = run_folder.parent  # each worker has a folder of its own below the run's
+    folder = run_folder / "dumps"
+    folder.mkdir(exist_ok=True)
+
+    def unpack(name: str) -> Path:
+        target = folder / name
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.is_dir():
+                with (
+                    tempfile.TemporaryDirectory(dir=folder) as staging,
+                    tarfile.open(_ARCHIVES / f"{name}.tar.xz") as archive,
+                ):
+                    archive.extractall(staging, filter="data")
+                    (Path(staging) / name).rename(target)
+        return target
+
+    return unpack
