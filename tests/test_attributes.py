@@ -180,7 +180,15 @@ def test_a_backend_config_is_read_from_an_escaped_string() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['""', '"opaque"', "[1,2]", "7", "{not json}", '"\\377"', '{"a":' * 200_000 + "1" + "}" * 200_000],
+    [
+        '""',
+        '"opaque"',
+        "[1,2]",
+        "7",
+        "{not json}",
+        '"\\377"',
+        '{"a":' * 200_000 + "1" + "}" * 200_000,
+    ],
     ids=lambda text: text[:10],
 )
 def test_a_backend_config_of_another_form_is_empty_and_kept_raw(text: str) -> None:
