@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 from hlo_audit.dump import AuditStage
@@ -14,6 +15,9 @@ from hlo_audit.hlo.loops import executions
 
 Severity = Literal["warning", "note"]
 """``warning``: a fault that costs time. ``note``: a number to watch, or what the user asked for."""
+
+MOST_FRAMES = 10
+"""How many callers of its line a finding keeps: enough to leave the layers that all code shares."""
 
 Detail = str | int | float | bool | None | list[Any] | dict[str, Any]
 
@@ -36,6 +40,7 @@ class Finding:
         estimated_cycles: the compiler's own cost of one run; ``None`` where it gives none.
         op_name: the JAX operation or argument that it comes from.
         source: the Python line that traced it, where the compiler gives it.
+        stack: the callers of that line, innermost first, :data:`MOST_FRAMES` at the most.
         details: what else the rule knows, by the names that its documentation gives.
         fixes: the names of the layout fixes that clear such a finding.
     """
@@ -53,6 +58,7 @@ class Finding:
     estimated_cycles: int | None
     op_name: str
     source: SourceLocation | None
+    stack: tuple[SourceLocation, ...]
     details: Mapping[str, Detail]
     fixes: tuple[str, ...]
 
@@ -134,6 +140,11 @@ class Rule:
     options: Mapping[str, int] = field(default_factory=dict)
 
 
+def _is_of_the_program(frame: SourceLocation | None) -> bool:
+    """Whether a frame belongs to what was traced, not to the worker of ours that traced it."""
+    return frame is not None and not frame.file.endswith("hlo_audit/compile_worker.py")
+
+
 class Context:
     """What a check can ask for beside its module: other snapshots, options, and findings."""
 
@@ -182,7 +193,9 @@ class Context:
         one alone.
         """
         charged = charged_to or (instruction,)
-        sources = (module.source(one) for one in charged)
+        stacks = (module.frames(one) for one in charged)
+        source, *callers = next((stack for stack in stacks if stack), (None,))
+        callers = list(takewhile(_is_of_the_program, callers))
         return Finding(
             rule=self._rule.code,
             slug=self._rule.slug,
@@ -196,7 +209,8 @@ class Context:
             executions=self.executions(module, instruction),
             estimated_cycles=instruction.estimated_cycles,
             op_name=next((one.op_name for one in charged if one.op_name), ""),
-            source=next((source for source in sources if source), None),
+            source=source,
+            stack=tuple(callers[:MOST_FRAMES]),
             details=details,
             fixes=fixes,
         )

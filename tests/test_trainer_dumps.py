@@ -132,6 +132,17 @@ def test_costs_count_loop_bodies_by_their_trips(audit: ProgramAudit, mode: str) 
     assert {finding.executions for finding in in_loops} == {2}
 
 
+def test_the_caller_of_a_shared_layer_tells_what_it_was_called_for(
+    audit: ProgramAudit, mode: str
+) -> None:
+    head = [f for f in audit.findings if f.rule == "HLA003" and f.shape == "f32[128,32000]"]
+    for finding in head:
+        assert finding.source is not None
+        assert finding.source.function == "_compute_dot_general_nnx"
+        assert "NNXDecoder.apply_output_head" in [frame.function for frame in finding.stack]
+    assert len(head) == {"auto": 0, "explicit": 1}[mode]
+
+
 def test_findings_name_the_python_line_they_come_from(audit: ProgramAudit) -> None:
     warnings = [finding for finding in audit.findings if finding.severity == "warning"]
     sources = [finding.source for finding in warnings if finding.source]

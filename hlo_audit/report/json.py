@@ -93,6 +93,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "details": dict(finding.details),
         "op_name": finding.op_name,
         "source": finding.source._asdict() if finding.source else None,
+        "stack": [frame._asdict() for frame in finding.stack],
         "fixes": list(finding.fixes),
         "fingerprint": finding.fingerprint,
     }

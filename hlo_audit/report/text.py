@@ -180,13 +180,18 @@ def _finding(finding: Finding) -> Iterable[RenderableType]:
     color = "red" if finding.severity == "warning" else "dim"
     yield _indented(Text.assemble(("- ", color), plain(finding.message)), 4)
     where = _location(finding.source) if finding.source else ""
+    # Much is traced in a layer that all of a model shares: its caller says which part it is.
+    outside = (f for f in finding.stack if finding.source and f.file != finding.source.file)
+    caller = next(outside, None)
     if finding.executions is None:
         where += "  (in a loop)"
     elif finding.executions != 1:
         where += f"  ({finding.executions} times a step)"
     if where:
         yield _indented(Text(plain(where.strip()), "dim", overflow="fold"), 6)
-    if finding.op_name:
+    if caller is not None:
+        yield _indented(Text(plain(f"from {_location(caller)}"), "dim", overflow="fold"), 6)
+    if "/" in finding.op_name:  # an argument's name stands in the message
         name = Text(plain(finding.op_name), "dim", no_wrap=True, overflow="ellipsis")
         yield _indented(name, 6)
 
