@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hlo_audit.audit import RuleOptions
+    from hlo_audit.cache import Cache
     from hlo_audit.compiler import Outcome
     from hlo_audit.program import Lowering, Subject
     from hlo_audit.report import Report
@@ -95,6 +96,8 @@ class _How:
     xla_flags: tuple[str, ...]
     jobs: int | None
     timeout_seconds: float
+    cache_dir: Path | None
+    no_cache: bool
     quiet: bool
 
 
@@ -148,6 +151,14 @@ _HOW_OPTIONS = (
         metavar="SECONDS",
         help="Longest that one compile may take.",
     ),
+    click.option(
+        "--cache-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        envvar="HLO_AUDIT_CACHE_DIR",
+        show_envvar=True,
+        help="Folder of compiled dumps.  [default: the platform's cache folder]",
+    ),
+    click.option("--no-cache", is_flag=True, help="Compile anew, and keep nothing."),
     click.option("--quiet", "-q", is_flag=True, help="No progress on standard error."),
 )
 
@@ -228,6 +239,7 @@ def check(
             options,
             jobs=how.jobs,
             timeout_seconds=how.timeout_seconds,
+            cache=_cache(how),
             on_compiled=on_compiled,
         )
     gate = judge(audits, limits, read_references())
@@ -268,6 +280,7 @@ def lower(program: str, how: _How, folder: Path) -> None:
             into=folder,
             jobs=how.jobs,
             timeout_seconds=how.timeout_seconds,
+            cache=_cache(how),
             on_done=on_compiled,
         )
     errors = [outcome for outcome in outcomes if isinstance(outcome, HloAuditError)]
@@ -307,6 +320,42 @@ def models() -> None:
     from hlo_audit.report.text import print_models
 
     print_models(_console(), ALL_MODELS)
+
+
+@cli.group()
+def cache() -> None:
+    """Look at the cache of compiled dumps, or empty it."""
+
+
+@cache.command("info")
+@click.option("--cache-dir", type=click.Path(path_type=Path), envvar="HLO_AUDIT_CACHE_DIR")
+def cache_info(cache_dir: Path | None) -> None:
+    """Print where the cache is and what it holds."""
+    from hlo_audit.report.text import format_bytes
+
+    info = _cache_in(cache_dir).info()
+    used, limit = format_bytes(info.bytes), format_bytes(info.limit_bytes)
+    click.echo(f"{info.folder}\n{info.entries} dumps, {used} of at most {limit}")
+
+
+@cache.command("clear")
+@click.option("--cache-dir", type=click.Path(path_type=Path), envvar="HLO_AUDIT_CACHE_DIR")
+def cache_clear(cache_dir: Path | None) -> None:
+    """Delete every dump in the cache."""
+    from hlo_audit.report.text import format_bytes
+
+    info = _cache_in(cache_dir).clear()
+    click.echo(f"deleted {info.entries} dumps, {format_bytes(info.bytes)}")
+
+
+def _cache(how: _How) -> Cache | None:
+    return None if how.no_cache else _cache_in(how.cache_dir)
+
+
+def _cache_in(folder: Path | None) -> Cache:
+    from hlo_audit.cache import Cache, default_folder
+
+    return Cache(folder or default_folder(os.environ))
 
 
 def _find_subjects(programs: Sequence[str], how: _How) -> list[Subject]:
@@ -376,7 +425,10 @@ def _progress(
         started = time.monotonic()
 
         def report(lowering: Lowering, outcome: Outcome) -> None:
-            did = "failed" if isinstance(outcome, HloAuditError) else "compiled"
+            if isinstance(outcome, HloAuditError):
+                did = "failed"
+            else:
+                did = "cached" if outcome.from_cache else "compiled"
             click.echo(f"{did} {lowering.label} ({time.monotonic() - started:.1f} s)", err=True)
 
         yield report

@@ -12,6 +12,7 @@ the names of some passes, as in ``apply-xla-transforms-3``, XLA counts on throug
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -75,11 +76,14 @@ class Job:
         lowering: the program.
         dump_to: the empty folder for the dump.
         chips_per_host_bounds: given to libtpu with the topology; ``None`` leaves its default.
+        cache_entries: the folder of cached dumps, where a program that is in it need not be
+            compiled; ``None`` compiles in any case.
     """
 
     lowering: Lowering
     dump_to: Path
     chips_per_host_bounds: tuple[int, int, int] | None
+    cache_entries: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         lowering = {name: getattr(self.lowering, name) for name in Lowering.__dataclass_fields__}
@@ -88,15 +92,17 @@ class Job:
             "lowering": plain,
             "dump_to": str(self.dump_to),
             "chips_per_host_bounds": self.chips_per_host_bounds,
+            "cache_entries": None if self.cache_entries is None else str(self.cache_entries),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
-        bounds = data["chips_per_host_bounds"]
+        bounds, entries = data["chips_per_host_bounds"], data["cache_entries"]
         return cls(
             lowering=Lowering(**data["lowering"]),
             dump_to=Path(data["dump_to"]),
             chips_per_host_bounds=None if bounds is None else tuple(bounds),
+            cache_entries=None if entries is None else Path(entries),
         )
 
 
@@ -136,14 +142,15 @@ def main(arguments: Sequence[str]) -> None:
 def _answer(job: Job, results: Results) -> None:
     results.stage = "start"
     try:
-        results.send({"manifest": _compile(job, results).to_json()})
+        results.send(_compile(job, results))
     # The boundary of the process: whatever the user's code, jax or the compiler raises, SystemExit
     # among it, is the answer for this one program.
     except BaseException as error:
         results.send({"error": _error_to_json(as_audit_error(error, results.stage, job.lowering))})
 
 
-def _compile(job: Job, results: Results) -> Manifest:
+def _compile(job: Job, results: Results) -> dict[str, Any]:
+    """Compile a program, unless the cache has it; return the answer to the parent."""
     lowering = job.lowering
     importlib.import_module("jax")
     # jax keeps all that it traced and compiled: the programs of one worker must not see each
@@ -165,17 +172,22 @@ def _compile(job: Job, results: Results) -> Manifest:
     text = lowered.as_text()
     lower_seconds = time.perf_counter() - started
 
-    results.enter("compile")
-    # A hit in the persistent cache writes no dump. The user's code may have switched it on.
-    jax.config.update("jax_enable_compilation_cache", False)
-    started = time.perf_counter()
-    lowered.compile(compiler_options=_compile_options(lowering.xla_flags, job.dump_to))
-    compile_seconds = time.perf_counter() - started
-    if not any(job.dump_to.iterdir()):
-        raise CompileError("the compiler wrote no dump")
-
     versions = _versions(lowering.platform)
-    return Manifest(
+    # With the source positions: those in a cached dump must be the program's.
+    entry = _digest(lowered.as_text(debug_info=True), lowering, versions)
+    cached = job.cache_entries is not None and (job.cache_entries / f"{entry}.zip").exists()
+    compile_seconds = 0.0
+    if not cached:
+        results.enter("compile")
+        # A hit in the persistent cache writes no dump. The user's code may have switched it on.
+        jax.config.update("jax_enable_compilation_cache", False)
+        started = time.perf_counter()
+        lowered.compile(compiler_options=_compile_options(lowering.xla_flags, job.dump_to))
+        compile_seconds = time.perf_counter() - started
+        if not any(job.dump_to.iterdir()):
+            raise CompileError("the compiler wrote no dump")
+
+    manifest = Manifest(
         program=lowering.program,
         mode=lowering.mode,
         layout=lowering.layout,
@@ -191,6 +203,27 @@ def _compile(job: Job, results: Results) -> Manifest:
         compile_seconds=round(compile_seconds, 3),
         digest=_digest(text, lowering, versions),
     )
+    return {
+        "manifest": manifest.to_json(),
+        "entry": entry,
+        "cached": cached,
+        "sources": _source_digests(),
+    }
+
+
+def _source_digests() -> dict[str, str]:
+    """The SHA-256 of each Python file outside of the libraries that took part, by its path."""
+    libraries = _library_folders()
+    ours = str(Path(__file__).parent)
+    digests = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not (isinstance(file, str) and file.endswith(".py")):
+            continue
+        if file.startswith(ours) or not file.startswith(libraries):
+            with contextlib.suppress(OSError):
+                digests[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return digests
 
 
 def _devices(lowering: Lowering, bounds: tuple[int, int, int] | None) -> list[Any]:

@@ -21,11 +21,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hlo_audit.cache import Cache
 from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage
 from hlo_audit.errors import CompileError, DumpError, HloAuditError, UsageError
 from hlo_audit.manifest import Manifest, write_manifest
@@ -85,11 +87,13 @@ class Compiled:
         lowering: what was asked for.
         folder: the dump folder, with a snapshot of every pass and the manifest.
         manifest: what the manifest in the folder says.
+        from_cache: whether the compiler had not to run.
     """
 
     lowering: Lowering
     folder: Path
     manifest: Manifest
+    from_cache: bool = False
 
 
 Outcome = Compiled | HloAuditError
@@ -174,6 +178,7 @@ def compile_programs(
     into: Path,
     jobs: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    cache: Cache | None = None,
     on_done: Callable[[Lowering, Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Compile each program into a dump folder of its own below ``into``.
@@ -186,6 +191,7 @@ def compile_programs(
         into: the folder for the dump folders; made where it is missing.
         jobs: how many to compile side by side; ``None`` for one a CPU.
         timeout_seconds: how long each program may take, the import of jax left out.
+        cache: where dumps are kept; a program that is in it is not compiled again.
         on_done: called in this thread with each program and its outcome, as they are done.
 
     Returns:
@@ -212,10 +218,16 @@ def compile_programs(
         tasks = []
         for index, lowering in enumerate(lowerings):
             try:
-                tasks.append(_task(index, lowering, workspace))
-            except UsageError as error:
+                task = _task(index, lowering, workspace)
+                cached = None if cache is None else _find_cached(cache, task, into)
+            except HloAuditError as error:
                 done(index, error)
-        crew = _Crew(tasks, workspace, into, jobs or default_jobs(), timeout_seconds)
+                continue
+            if cached is None:
+                tasks.append(task if cache is None else _with_cache(task, cache))
+            else:
+                done(index, cached)
+        crew = _Crew(tasks, workspace, into, jobs or default_jobs(), timeout_seconds, cache)
         try:
             for index, outcome in crew.run():
                 done(index, outcome)
@@ -278,7 +290,9 @@ class _Crew:
         into: Path,
         jobs: int,
         timeout_seconds: float,
+        cache: Cache | None,
     ) -> None:
+        self._cache = cache
         self._waiting = deque(tasks)
         self._workspace = workspace
         self._into = into
@@ -407,18 +421,31 @@ class _Crew:
                 worker.stage = answer["stage"]
             elif worker.task is not None:
                 task, worker.task = worker.task, None
-                yield task.index, self._outcome(task, answer)
+                outcome = self._outcome(task, answer)
+                if outcome is not None:
+                    yield task.index, outcome
 
-    def _outcome(self, task: _Task, answer: Mapping[str, Any]) -> Outcome:
+    def _outcome(self, task: _Task, answer: Mapping[str, Any]) -> Outcome | None:
+        """The outcome of a task; ``None`` where it has to be done once more."""
         if "error" in answer:
             return _error_from_json(answer["error"])
         manifest = Manifest.from_json(answer["manifest"])
-        try:
-            write_manifest(manifest, task.job.dump_to)
-            folder = _move_in(task.job.dump_to, self._into / _folder_name(task.job.lowering))
-        except OSError as error:
-            return CompileError(f"the dump cannot be completed: {error.strerror}")
-        return Compiled(task.job.lowering, folder, manifest)
+        if self._cache is not None:
+            entry: str = answer["entry"]
+            lowering = task.job.lowering
+            if not answer["cached"]:
+                kept = self._cache.store(entry, task.job.dump_to)
+            elif not self._cache.extract(entry, task.job.dump_to):
+                # It was damaged, or another process has just deleted it.
+                job = replace(task.job, cache_entries=None)
+                self._waiting.appendleft(replace(task, job=job))
+                return None
+            else:
+                kept = True
+            if kept:
+                settings = compile_environment(lowering)
+                self._cache.record(lowering, settings, entry, manifest, answer["sources"])
+        return _complete(task, manifest, self._into, from_cache=bool(answer.get("cached")))
 
     def _check(self, worker: _Worker) -> Iterator[tuple[int, Outcome]]:
         """Find a hang, and a death that the pipe does not tell as the worker's child holds it."""
@@ -446,6 +473,53 @@ class _Crew:
         task, worker.task = worker.task, None
         if task is not None:
             yield task.index, _crash(worker, task.job.lowering.platform)
+
+
+def _with_cache(task: _Task, cache: Cache) -> _Task:
+    return replace(task, job=replace(task.job, cache_entries=cache.entries_folder))
+
+
+def _find_cached(cache: Cache, task: _Task, into: Path) -> Outcome | None:
+    """The outcome of a task whose program and source are as they were; else ``None``."""
+    lowering = task.job.lowering
+    found = cache.find(lowering, compile_environment(lowering))
+    if found is None:
+        return None
+    key, manifest = found
+    if not cache.extract(key, task.job.dump_to):
+        return None
+    return _complete(task, manifest, into, from_cache=True)
+
+
+def _complete(task: _Task, manifest: Manifest, into: Path, *, from_cache: bool) -> Outcome:
+    """Move a dump to where it is to be."""
+    try:
+        write_manifest(manifest, task.job.dump_to)
+        folder = _move_in(task.job.dump_to, into / _folder_name(task.job.lowering))
+    except OSError as error:
+        return CompileError(f"the dump cannot be completed: {error.strerror}")
+    return Compiled(task.job.lowering, folder, manifest, from_cache)
+
+
+def compile_environment(lowering: Lowering) -> dict[str, str | None]:
+    """What decides a compile beside the program: versions, and the settings that jax reads.
+
+    A program under other ones is another program to the cache.
+    """
+    versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "hlo-audit")}
+    settings = {
+        name: value
+        for name, value in worker_environment(os.environ, Path(), None).items()
+        if name.startswith(("JAX_", "XLA_")) or name == "TPU_LIBRARY_PATH"
+    }
+    return {"python": platform.python_version(), **versions, **settings}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def worker_environment(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hlo_audit.audit import ProgramAudit, RuleOptions, audit_lowered, audit_recorded
+from hlo_audit.cache import Cache
 from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
 from hlo_audit.errors import HloAuditError
 from hlo_audit.program import Lowering, Recorded, Subject
@@ -20,6 +21,7 @@ def audit_subjects(
     *,
     jobs: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    cache: Cache | None = None,
     on_compiled: Callable[[Lowering, Outcome], None] | None = None,
 ) -> list[ProgramAudit]:
     """Audit each subject; what cannot be compiled or read is an audit with an error.
@@ -28,6 +30,7 @@ def audit_subjects(
     for each of its modules; otherwise the order is that of ``subjects``.
 
     Args:
+        cache: where dumps are kept; ``None`` compiles each program anew.
         on_compiled: called with each program that was to be compiled and its outcome.
     """
     options = options or {}
@@ -53,6 +56,7 @@ def audit_subjects(
                 into=Path(folder),
                 jobs=jobs,
                 timeout_seconds=timeout_seconds,
+                cache=cache,
                 on_done=done,
             )
     return [audit for index in range(len(subjects)) for audit in audits[index]]

@@ -6,10 +6,12 @@ import fcntl
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from hlo_audit.cache import CACHE_DIR_VARIABLE
 
 _ARCHIVES = Path(__file__).parent / "data"
 
@@ -27,6 +29,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="compare the snapshots below DIR with XLA's own parser, not those of the archives",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_cache(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Keep what the tests compile in pytest's own cache: a second run of unchanged code is fast,
+    ``--cache-clear`` compiles all anew, and the user's cache is left alone.
+    """
+    before = os.environ.get(CACHE_DIR_VARIABLE)
+    os.environ[CACHE_DIR_VARIABLE] = str(pytestconfig.cache.mkdir("compiled"))
+    yield
+    if before is None:
+        del os.environ[CACHE_DIR_VARIABLE]
+    else:
+        os.environ[CACHE_DIR_VARIABLE] = before
 
 
 @pytest.fixture(scope="session")

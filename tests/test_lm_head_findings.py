@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import available_platform
 from hlo_audit.gate import judge, read_references
 from hlo_audit.models import ALL_MODELS
@@ -71,7 +72,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with Path(f"{saved}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not saved.exists():
-            audits = audit_subjects(programs(), ALL_RULES)
+            cache = Cache(default_folder(os.environ))
+            audits = audit_subjects(programs(), ALL_RULES, cache=cache)
             gate = judge(audits, {}, read_references())
             saved.write_text(json.dumps(to_json(Report(audits, gate, environment()))))
     found: dict[str, Any] = json.loads(saved.read_text())
