@@ -32,12 +32,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_cache(pytestconfig: pytest.Config) -> Iterator[None]:
+def compile_cache(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Keep what the tests compile in pytest's own cache: a second run of unchanged code is fast,
     ``--cache-clear`` compiles all anew, and the user's cache is left alone.
     """
     before = os.environ.get(CACHE_DIR_VARIABLE)
-    os.environ[CACHE_DIR_VARIABLE] = str(pytestconfig.cache.mkdir("compiled"))
+    kept = getattr(pytestconfig, "cache", None)  # there is none under -p no:cacheprovider
+    folder = kept.mkdir("compiled") if kept else tmp_path_factory.mktemp("compiled")
+    os.environ[CACHE_DIR_VARIABLE] = str(folder)
     yield
     if before is None:
         del os.environ[CACHE_DIR_VARIABLE]
