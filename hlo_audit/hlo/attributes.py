@@ -25,7 +25,7 @@ _METADATA = re.compile(
 _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 # A comment that is not closed takes the rest: were it left, each "/*" would be read to the end.
-_COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
+COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
 _BRACKET = re.compile(r"[(\[{\"]")
 _COMPUTATION_NAME = re.compile(r"%?([\w.-]++)")
 _AXIS = re.compile(r"'([^']*+)'(?::\((\d++)\)(\d++))?")
@@ -144,7 +144,7 @@ def parse_operands(text: str) -> list[tuple[str, tuple[int, ...]]]:
     Raises:
         ValueError: for an operand without a name, an index that is none, or an open bracket.
     """
-    text = _COMMENT.sub("", text)
+    text = COMMENT.sub("", text)
     # No bracket: the commas are those between operands, and nothing needs to be balanced.
     items = split_items(text) if _BRACKET.search(text) else text.split(",")
     operands = []

@@ -64,52 +64,45 @@ class EntryLayout:
     result: Shape
 
 
+Pieces = tuple[str, str, str, str, str, str]
+"""An instruction in the pieces of its text: ``"ROOT "`` or ``""``, name, shape, opcode, operands,
+attributes."""
+
+_NAME, _OPCODE, _OPERANDS, _ATTRIBUTES = 1, 3, 4, 5
+
+
 class Instruction:
     """One instruction; equal only to itself."""
 
-    __slots__ = (
-        "_attribute_text",
-        "_attributes",
-        "_computation",
-        "_index",
-        "_name",
-        "_opcode",
-        "_operand_text",
-        "_operands",
-        "_shape",
-    )
+    # A large module has 100,000 of them: few slots, set once.
+    __slots__ = ("_attributes", "_computation", "_index", "_operands", "_pieces", "_shape")
+
+    _attributes: dict[str, str]
 
     def __init__(
         self,
         computation: Computation,
         index: int,
-        name: str,
+        pieces: Pieces,
         shape: Shape,
-        opcode: str,
         operands: tuple[Instruction, ...],
-        operand_text: str,
-        attribute_text: str,
     ) -> None:
         self._computation = computation
         self._index = index
-        self._name = name
+        self._pieces = pieces
         self._shape = shape
-        self._opcode = opcode
         self._operands = operands
-        self._operand_text = operand_text
-        self._attribute_text = attribute_text
-        self._attributes: dict[str, str] | None = None
 
     # -- what every instruction has
 
     @property
     def name(self) -> str:
         """Its name, without the ``%``; unique within the computation."""
-        return self._name
+        return self._pieces[_NAME]
 
     @property
     def opcode(self) -> str:
-        return self._opcode
+        return self._pieces[_OPCODE]
 
     @property
     def shape(self) -> Shape:
@@ -136,12 +129,12 @@ class Instruction:
     @property
     def operand_values(self) -> tuple[Value, ...]:
         """The operands with the tuple element that each reads (``%fusion.3#1``)."""
-        if "#" not in self._operand_text or not self._operands:
+        if "#" not in self._pieces[_OPERANDS] or not self._operands:
             return tuple(Value(operand) for operand in self._operands)
         return tuple(
             Value(operand, index)
             for operand, (_, index) in zip(
-                self._operands, read.parse_operands(self._operand_text), strict=True
+                self._operands, read.parse_operands(self._pieces[_OPERANDS]), strict=True
             )
         )
 
@@ -153,27 +146,29 @@ class Instruction:
     @property
     def literal(self) -> str:
         """What stands between the parentheses, as printed: the value of a ``constant``."""
-        return self._operand_text
+        return self._pieces[_OPERANDS]
 
     @property
     def parameter_number(self) -> int | None:
         """The number of a ``parameter``; ``None`` for every other opcode."""
-        text = self._operand_text.strip()
-        return int(text) if self._opcode == "parameter" and read.is_number(text) else None
+        text = self._pieces[_OPERANDS].strip()
+        return int(text) if self._pieces[_OPCODE] == "parameter" and read.is_number(text) else None
 
     # -- attributes
 
     @property
     def attributes(self) -> Mapping[str, str]:
         """Every attribute as printed, by name."""
-        if self._attributes is None:
-            self._attributes = read.split_attributes(self._attribute_text)
-        return self._attributes
+        try:
+            return self._attributes
+        except AttributeError:
+            self._attributes = read.split_attributes(self._pieces[_ATTRIBUTES])
+            return self._attributes
 
     @property
     def attribute_text(self) -> str:
         """Every attribute as printed, from the comma on."""
-        return self._attribute_text
+        return self._pieces[_ATTRIBUTES]
 
     @property
     def metadata(self) -> Metadata:
@@ -188,7 +183,7 @@ class Instruction:
     @property
     def custom_call_target(self) -> str:
         """The target of a ``custom-call``; ``""`` for every other opcode."""
-        if self._opcode != "custom-call":
+        if self._pieces[_OPCODE] != "custom-call":
             return ""
         return read.unquote(self.attributes.get("custom_call_target", ""))
 
@@ -224,7 +219,7 @@ class Instruction:
     @property
     def estimated_cycles(self) -> int | None:
         """The compiler's own cost; ``None`` where it gives none, or its mark for "not known"."""
-        if "estimated_cycles" not in self._attribute_text:
+        if "estimated_cycles" not in self._pieces[_ATTRIBUTES]:
             return None
         window = self.backend_config.get("window_config")
         try:
@@ -248,12 +243,12 @@ class Instruction:
         """The instruction on one line, as XLA prints it."""
         root = "ROOT " if self.is_root else ""
         return (
-            f"{root}%{self._name} = {self._shape} {self._opcode}"
-            f"({self._operand_text}){self._attribute_text}"
+            f"{root}%{self._pieces[_NAME]} = {self._shape} {self._pieces[_OPCODE]}"
+            f"({self._pieces[_OPERANDS]}){self._pieces[_ATTRIBUTES]}"
         )
 
     def __repr__(self) -> str:
-        return f"<Instruction %{self._name} = {self._shape} {self._opcode}>"
+        return f"<Instruction %{self._pieces[_NAME]} = {self._shape} {self._pieces[_OPCODE]}>"
 
 
 class Computation:
@@ -269,11 +264,9 @@ class Computation:
         self._root: Instruction | None = None
         self._users: tuple[tuple[Instruction, ...], ...] | None = None
 
-    def _complete(
-        self, instructions: list[Instruction], by_name: dict[str, Instruction], root: Instruction
-    ) -> None:
+    def _complete(self, by_name: dict[str, Instruction], root: Instruction) -> None:
         # Called once, by the parser: instructions and their computation name each other.
-        self._instructions = tuple(instructions)
+        self._instructions = tuple(by_name.values())
         self._by_name = by_name
         self._root = root
 
@@ -308,12 +301,12 @@ class Computation:
         if self._users is None:
             users: list[list[Instruction]] = [[] for _ in self._instructions]
             for user in self._instructions:
-                for operand in user.operands:
-                    readers = users[operand.index]
+                for operand in user._operands:
+                    readers = users[operand._index]
                     if not readers or readers[-1] is not user:
                         readers.append(user)
             self._users = tuple(map(tuple, users))
-        return self._users[instruction.index]
+        return self._users[instruction._index]
 
     def __getitem__(self, name: str) -> Instruction:
         return self._by_name[name]

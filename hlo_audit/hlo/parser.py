@@ -18,23 +18,21 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from hlo_audit.errors import ParseError
-from hlo_audit.hlo.attributes import parse_operands
-from hlo_audit.hlo.module import Computation, Instruction, Module
+from hlo_audit.hlo.attributes import COMMENT, is_number, parse_operands
+from hlo_audit.hlo.module import Computation, Instruction, Module, Pieces
 from hlo_audit.hlo.scan import Unbalanced, end_of_brackets, end_of_item
-from hlo_audit.hlo.shape import parse_shape
-
-# An instruction in pieces: "ROOT " or "", name, shape, opcode, operands, attributes.
-_Pieces = tuple[str, str, str, str, str, str]
+from hlo_audit.hlo.shape import Shape, parse_shape
 
 # `  ROOT %name = shape opcode(operands), attributes`: no bracket stands in the operands, and the
 # shape is at most a tuple of arrays. Lines that do not start with two spaces continue the
-# attributes (kernel metadata is printed with line breaks). Every repetition is possessive.
+# attributes (kernel metadata is printed with line breaks). Every repetition is possessive. A line
+# break may slip into any piece here: to leave it out of each class would make the match twice as
+# slow, and counting the line breaks afterwards tells as much.
 _PLAIN_LINE = re.compile(
-    r"^  (ROOT )?%?([\w.-]++) = "
-    r"(\((?:[^()\n]++|\([^()\n]*+\))*+\)|[^ (\n][^ \n]*+) "
-    r"([a-z][\w-]*+)\(([^()\n]*+)\)"
-    r"(.*+(?:\n(?!  ).*+)*+)",
-    re.MULTILINE,
+    r"\n  (ROOT )?%?([a-zA-Z0-9_.-]++) = "
+    r"(\((?:[^()]++|\([^()]*+\))*+\)|[^ (][^ ]*+) "
+    r"([a-z][a-z0-9-]*+)\(([^()]*+)\)"
+    r"(.*+(?:\n(?!  ).*+)*+)"
 )
 _MODULE = re.compile(r"\s*+HloModule\s++([^\s,]++)")
 _TABLE_ROW = re.compile(
@@ -48,7 +46,7 @@ _ARRAY = re.compile(
     r"[a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{(?:[^{}\n]++|\{[^{}\n]*+\})*+\})?|b\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)"
 )
 _SPACE = re.compile(r"(?:\s++|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
-_STRAY_INSTRUCTION = re.compile(r"^(?!  )[ \t]*+(?:ROOT )?%?[\w.-]++ = ", re.MULTILINE)
+_STRAY_INSTRUCTION = re.compile(r"\n[ \t]*+(?:ROOT )?%?[\w.-]++ = ")
 
 # What may follow the brace that closes a body.
 _AFTER_BODY = re.compile(r"[ \t]*+(?:\n|\Z|, execution_thread=)")
@@ -69,7 +67,7 @@ def parse_module(text: str, *, path: str | None = None, partial: bool = False) -
     Raises:
         ParseError: with file, line and column, for text that is not one whole module.
     """
-    if "\r\n" in text:
+    if "\r" in text:
         text = text.replace("\r\n", "\n")
     return _Reader(text, path, partial).read_module()
 
@@ -91,6 +89,7 @@ class _Reader:
         self.partial = partial
         self.computations: dict[str, Computation] = {}
         self.entry_name: str | None = None
+        self.shapes = _Shapes()
         # Up to where bodies are read carefully, so that no text is tried the plain way twice.
         self.careful_end = 0
         # The line at an offset, so that lines are counted forward and only once.
@@ -178,19 +177,19 @@ class _Reader:
         if end < 0:
             self.careful_end = len(text)
             return None
-        lines: list[_Pieces] = _PLAIN_LINE.findall(text, start, end)
-        plain = len(lines) == text.count("\n", start, end) or (
-            len(lines) == text.count("\n  ", start, end)
-            and not _STRAY_INSTRUCTION.search(text, start, end)
-        )
+        lines: list[Pieces] = _PLAIN_LINE.findall(text, start, end)
+        line_breaks = text.count("\n", start, end)
+        plain = len(lines) == line_breaks or _only_attributes_continue(lines, line_breaks)
         if plain:
             try:
-                _assemble(computation, lines)
+                _assemble(computation, lines, self.shapes)
             except _BadInstructionError:
                 plain = False  # to be found again, with its place, by the careful way
         if not plain:
             self.careful_end = end
             return None
+        self.counted_line += line_breaks + text.count("\n", self.counted_offset, start)
+        self.counted_offset = end
         return end + 2
 
     # -- the careful way
@@ -198,7 +197,7 @@ class _Reader:
     def read_careful_body(self, computation: Computation, start: int) -> int:
         """Read a body statement by statement; return where it ends."""
         position = start
-        statements: list[_Pieces] = []
+        statements: list[Pieces] = []
         starts = [start]
         try:
             while not self.text.startswith("}", position := self.skip_space(position)):
@@ -217,17 +216,17 @@ class _Reader:
         return position + 1
 
     def assemble(
-        self, computation: Computation, statements: Sequence[_Pieces], starts: Sequence[int]
+        self, computation: Computation, statements: Sequence[Pieces], starts: Sequence[int]
     ) -> None:
         try:
-            _assemble(computation, statements)
+            _assemble(computation, statements, self.shapes)
         except _BadInstructionError as error:
             if self.partial and error.index > 0:
-                _assemble(computation, statements[: error.index])
+                _assemble(computation, statements[: error.index], self.shapes)
                 self.computations[computation.name] = computation
             self.fail(str(error), starts[error.index + 1])
 
-    def read_statement(self, position: int) -> tuple[_Pieces, int]:
+    def read_statement(self, position: int) -> tuple[Pieces, int]:
         text = self.text
         start = _INSTRUCTION.match(text, position)
         if start is None:
@@ -307,45 +306,72 @@ class _Reader:
         raise ParseError(reason, line=self.line_at(position), column=column, path=self.path)
 
 
-def _assemble(computation: Computation, lines: Sequence[_Pieces]) -> None:
+def _only_attributes_continue(lines: Sequence[Pieces], line_breaks: int) -> bool:
+    """Whether all further line breaks stand inside attributes, and begin no instruction there."""
+    continued = [pieces[5] for pieces in lines if "\n" in pieces[5]]
+    inside = sum(text.count("\n") for text in continued)
+    return len(lines) + inside == line_breaks and not any(
+        _STRAY_INSTRUCTION.search(text) for text in continued
+    )
+
+
+class _Shapes(dict[str, Shape]):
+    """Shapes by their text: a module has a few hundred of them, and many times as many lines."""
+
+    def __missing__(self, text: str) -> Shape:
+        shape = self[text] = parse_shape(text)
+        return shape
+
+
+def _assemble(computation: Computation, lines: Sequence[Pieces], shapes: _Shapes) -> None:
     """Make the instructions of ``computation`` out of their pieces, each with its operands.
 
     Raises:
         _BadInstructionError: for an instruction that does not fit those before it.
     """
-    instructions: list[Instruction] = []
     by_name: dict[str, Instruction] = {}
+    find = by_name.__getitem__
     root: Instruction | None = None
     operands: tuple[Instruction, ...]
-    for index, (is_root, name, shape_text, opcode, operand_text, attribute_text) in enumerate(
-        lines
-    ):
-        if name in by_name:
-            raise _BadInstructionError(index, f"a second instruction is called {name}")
-        try:
-            if operand_text.startswith("%"):
-                # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
-                operands = tuple([by_name[operand] for operand in operand_text[1:].split(", %")])
-            elif not operand_text or opcode in _NO_OPERANDS:
-                operands = ()
-            else:
+    # The innermost loop of the parser: it runs for every line of a dump.
+    try:
+        for index, pieces in enumerate(lines):
+            is_root, name, shape_text, opcode, operand_text, _ = pieces
+            try:
+                if operand_text[:1] == "%":
+                    # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
+                    operands = tuple(map(find, operand_text[1:].split(", %")))
+                elif not operand_text or opcode in _NO_OPERANDS:
+                    operands = ()
+                else:
+                    operands = _resolve_operands(operand_text, by_name, index)
+            except KeyError:
                 operands = _resolve_operands(operand_text, by_name, index)
-        except KeyError:
-            operands = _resolve_operands(operand_text, by_name, index)
-        try:
-            shape = parse_shape(shape_text)
-        except ValueError as error:
-            raise _BadInstructionError(index, f"{name}: {error}") from None
-        instruction = Instruction(
-            computation, index, name, shape, opcode, operands, operand_text, attribute_text
-        )
-        if is_root:
-            root = instruction
-        by_name[name] = instruction
-        instructions.append(instruction)
-    if not instructions:
+            try:
+                shape = shapes[shape_text]
+            except ValueError as error:
+                raise _BadInstructionError(index, f"{name}: {error}") from None
+            by_name[name] = instruction = Instruction(computation, index, pieces, shape, operands)
+            if is_root:
+                root = instruction
+    except _BadInstructionError as error:
+        if len(by_name) < error.index:  # of two faults the first is told
+            raise _second_of_a_name(lines) from None
+        raise
+    if not by_name:
         raise _BadInstructionError(-1, f"computation {computation.name} has no instructions")
-    computation._complete(instructions, by_name, root or instructions[-1])
+    if len(by_name) != len(lines):
+        raise _second_of_a_name(lines)
+    computation._complete(by_name, root or instruction)
+
+
+def _second_of_a_name(lines: Sequence[Pieces]) -> _BadInstructionError:
+    seen: set[str] = set()
+    for index, (_, name, *_) in enumerate(lines):
+        if name in seen:
+            return _BadInstructionError(index, f"a second instruction is called {name}")
+        seen.add(name)
+    raise AssertionError("every name is there once")
 
 
 def _resolve_operands(
@@ -354,6 +380,9 @@ def _resolve_operands(
     """Find the operands that are not simply ``%a, %b``."""
     if not text.strip():
         return ()
+    compact = _resolve_compact_operands(text, by_name)
+    if compact is not None:
+        return compact
     try:
         operands = parse_operands(text)
     except ValueError as error:
@@ -370,5 +399,21 @@ def _resolve_operands(
             except IndexError:
                 reason = f"{name} has no element {'#'.join(map(str, tuple_index))}"
                 raise _BadInstructionError(index, reason) from None
+        resolved.append(operand)
+    return tuple(resolved)
+
+
+def _resolve_compact_operands(
+    text: str, by_name: Mapping[str, Instruction]
+) -> tuple[Instruction, ...] | None:
+    """``%a#1, /*index=5*/%b``, the common ones of the other forms; ``None`` for any other."""
+    resolved = []
+    for item in COMMENT.sub("", text).split(", "):
+        name, sharp, element = item.partition("#")
+        operand = by_name.get(name[1:])
+        if operand is None or name[0] != "%":
+            return None
+        if sharp and not (is_number(element) and int(element) < len(operand.shape.elements)):
+            return None
         resolved.append(operand)
     return tuple(resolved)
