@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, NoReturn, cast
 
 from hlo_audit.errors import DumpError
-from hlo_audit.hlo import Module, parse_module
+from hlo_audit.hlo import Memo, Module, parse_module
 from hlo_audit.manifest import Manifest, read_manifest
 
 Platform = Literal["tpu", "cpu", "gpu"]
@@ -79,14 +79,17 @@ class Snapshot:
             return self.stage
         return f"{self.pipeline}: {self.after or self.step}"
 
-    def read(self) -> Module:
+    def read(self, memo: Memo | None = None) -> Module:
         """Read and parse the file.
+
+        Args:
+            memo: of the snapshot before, as for :func:`hlo_audit.hlo.parse_module`.
 
         Raises:
             DumpError: where it cannot be read.
             ParseError: where it holds no whole module.
         """
-        return read_module(self.path)
+        return read_module(self.path, memo)
 
 
 class FileName(NamedTuple):
@@ -152,6 +155,19 @@ class ModuleDump:
             self.after_codegen,
         )
         return tuple(snapshot for snapshot in ends if snapshot is not None)
+
+    def read_all(self) -> Iterator[tuple[Snapshot, Module]]:
+        """Read every snapshot, first to last.
+
+        A pass leaves most computations as they are: those that stand in two snapshots on end, to
+        the letter, are parsed once and shared by both modules.
+
+        Raises:
+            DumpError, ParseError: as :meth:`Snapshot.read`.
+        """
+        memo: Memo = {}
+        for snapshot in self.snapshots:
+            yield snapshot, snapshot.read(memo)
 
 
 @dataclass(frozen=True)
@@ -272,8 +288,10 @@ def stage_of_file(path: Path, module: Module) -> AuditStage | None:
     return "before_optimizations" if name.snapshot.stage == "before_optimizations" else "final"
 
 
-def read_module(path: Path) -> Module:
+def read_module(path: Path, memo: Memo | None = None) -> Module:
     """Read one file of any of the :data:`FORMATS`; ``-`` is standard input, as text.
+
+    ``memo`` is as for :func:`hlo_audit.hlo.parse_module`.
 
     Raises:
         DumpError: where it cannot be read, or is larger than :data:`MAX_MODULE_BYTES`.
@@ -283,8 +301,8 @@ def read_module(path: Path) -> Module:
         return parse_module(sys.stdin.read(), path="<stdin>")
     data = _read_bytes(path)
     if _ending(path.name).startswith(".hlo.pb"):
-        return parse_module(_proto_to_text(data, path), path=str(path))
-    return parse_module(data.decode("utf-8", errors="replace"), path=str(path))
+        return parse_module(_proto_to_text(data, path), path=str(path), memo=memo)
+    return parse_module(data.decode("utf-8", errors="replace"), path=str(path), memo=memo)
 
 
 def _read_bytes(path: Path) -> bytes:

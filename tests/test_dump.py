@@ -139,6 +139,25 @@ def test_no_layout_is_assigned_before_layout_assignment(dumps: Callable[[str], P
     assert later.pipeline == "tpu-tiling-rewriter"
 
 
+def test_snapshots_read_in_a_row_are_as_read_alone_and_share_what_is_the_same(
+    dumps: Callable[[str], Path],
+) -> None:
+    (module,) = read_dump(dumps("lm_head_versions") / "jax-0.12.0-explicit").modules
+    before: set[int] = set()
+    shared = 0
+    for snapshot, together in module.read_all():
+        alone = snapshot.read()
+        assert [i.text for i in together.instructions] == [i.text for i in alone.instructions]
+        assert together.lines == alone.lines
+        assert together.entry.name == alone.entry.name
+        now = {id(computation) for computation in together.computations.values()}
+        shared += len(now & before)
+        before = now
+        kept = together  # alive until the next is read: an id is then no other's
+    assert kept.is_scheduled
+    assert shared > 5 * len(module.snapshots)
+
+
 def test_several_modules_and_processes_in_a_folder_are_told_apart(tmp_path: Path) -> None:
     for name in (
         "module_0001.jit_a.before_optimizations.txt",

@@ -86,7 +86,7 @@ def test_a_module_has_its_computations_in_the_order_of_the_text_and_an_entry() -
     assert module.entry_name == "main"
     assert module.entry is module.computations["main"]
     assert module.error is None
-    assert [c.line for c in module.computations.values()] == [3, 9, 16, 24]
+    assert list(module.lines.values()) == [3, 9, 16, 24]
     assert [one.name for one in module.instructions][:4] == ["x", "y", "sum", "p"]
 
 
@@ -293,9 +293,7 @@ def test_windows_line_ends_change_nothing() -> None:
         assert ours.header == expected.header
         assert ours.is_scheduled
         assert ours.frame_tables == expected.frame_tables
-        assert [c.line for c in ours.computations.values()] == [
-            c.line for c in expected.computations.values()
-        ]
+        assert ours.lines == expected.lines
 
 
 def test_a_computation_may_name_its_thread() -> None:

@@ -254,11 +254,10 @@ class Instruction:
 class Computation:
     """A computation: its instructions, in the order of the text; equal only to itself."""
 
-    __slots__ = ("_by_name", "_instructions", "_line", "_name", "_root", "_users")
+    __slots__ = ("_by_name", "_instructions", "_name", "_root", "_users")
 
-    def __init__(self, name: str, line: int) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._line = line
         self._instructions: tuple[Instruction, ...] = ()
         self._by_name: dict[str, Instruction] = {}
         self._root: Instruction | None = None
@@ -274,11 +273,6 @@ class Computation:
     def name(self) -> str:
         """Its name, without the ``%``."""
         return self._name
-
-    @property
-    def line(self) -> int:
-        """The line of its header in the text, counted from 1."""
-        return self._line
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
@@ -335,6 +329,7 @@ class Module:
         header_text: what stands after the name in the ``HloModule`` line, as printed.
         frame_tables: the text of the source tables, ``""`` where there are none.
         error: what stopped the parser, in a module read in part.
+        lines: the line of each computation's header in the text, by its name, counted from 1.
     """
 
     name: str
@@ -343,6 +338,7 @@ class Module:
     header_text: str = field(repr=False)
     frame_tables: str = field(default="", repr=False)
     error: ParseError | None = None
+    lines: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def entry(self) -> Computation:

@@ -13,8 +13,10 @@ Attributes stay text until somebody asks for them.
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from hlo_audit.errors import ParseError
@@ -35,8 +37,8 @@ _PLAIN_LINE = re.compile(
     r"(.*+(?:\n(?!  ).*+)*+)"
 )
 _MODULE = re.compile(r"\s*+HloModule\s++([^\s,]++)")
-_TABLE_ROW = re.compile(
-    r'(?:(?:FileNames|FunctionNames|FileLocations|StackFrames|\d++ ["{][^\n]*+)?\n)'
+_FRAME_TABLES = re.compile(
+    r'(?:(?:FileNames|FunctionNames|FileLocations|StackFrames|\d++ ["{][^\n]*+)?\n)*+'
 )
 _PLAIN_HEADER = re.compile(r"(ENTRY )?%?([A-Za-z_][\w.-]*+)(?: \([^\n]*)? \{(?=\n)")
 _COMPUTATION = re.compile(r"(ENTRY\s++)?%?([A-Za-z_][\w.-]*+)\s*+")
@@ -55,7 +57,13 @@ _AFTER_BODY = re.compile(r"[ \t]*+(?:\n|\Z|, execution_thread=)")
 _NO_OPERANDS = frozenset({"parameter", "constant"})
 
 
-def parse_module(text: str, *, path: str | None = None, partial: bool = False) -> Module:
+Memo = dict[str, Computation]
+"""Computations by their whole text, to be taken over by the next snapshot that holds the same."""
+
+
+def parse_module(
+    text: str, *, path: str | None = None, partial: bool = False, memo: Memo | None = None
+) -> Module:
     """Read the text of one module, of any pass, backend and supported version.
 
     Args:
@@ -63,13 +71,28 @@ def parse_module(text: str, *, path: str | None = None, partial: bool = False) -
         path: the file it came from, for errors.
         partial: where the text is broken or cut off, return the computations before the error, and
             the error as ``module.error``, in place of raising it.
+        memo: the computations of the snapshot before, which are taken over where they stand again
+            to the letter; holds those of this one afterwards.
 
     Raises:
         ParseError: with file, line and column, for text that is not one whole module.
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n")
-    return _Reader(text, path, partial).read_module()
+    with _no_garbage_collection():
+        return _Reader(text, path, partial, memo).read_module()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare the collector the graph that is being made: it grows, and nothing of it is garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _BadInstructionError(Exception):
@@ -83,11 +106,16 @@ class _BadInstructionError(Exception):
 class _Reader:
     """Reads one text from its start to its end."""
 
-    def __init__(self, text: str, path: str | None, partial: bool) -> None:
+    def __init__(
+        self, text: str, path: str | None, partial: bool, memo: Memo | None = None
+    ) -> None:
+        self.known = memo
+        self.read: Memo = {}
         self.text = text
         self.path = path
         self.partial = partial
         self.computations: dict[str, Computation] = {}
+        self.lines: dict[str, int] = {}
         self.entry_name: str | None = None
         self.shapes = _Shapes()
         # Up to where bodies are read carefully, so that no text is tried the plain way twice.
@@ -108,7 +136,7 @@ class _Reader:
             if not text.startswith("\n\n", header_end):
                 header_end = self.skip_header(start.end())
             header = text[start.end() : header_end]
-            position = self.skip_frame_tables(header_end)
+            position = _end(_FRAME_TABLES, text, header_end)
             tables = text[header_end:position]
             while (position := self.skip_space(position)) < len(text):
                 position = self.read_computation(position)
@@ -118,8 +146,11 @@ class _Reader:
             if not self.partial:
                 raise
             error = caught
+        if self.known is not None:
+            self.known.clear()
+            self.known.update(self.read)
         entry_name = self.entry_name if self.entry_name in self.computations else None
-        return Module(start[1], self.computations, entry_name, header, tables, error)
+        return Module(start[1], self.computations, entry_name, header, tables, error, self.lines)
 
     def skip_header(self, position: int) -> int:
         """Step over the rest of the header, which may go on inside brackets or after a comma."""
@@ -130,11 +161,6 @@ class _Reader:
             if next_line >= len(text) or "," not in (text[position - 1], text[next_line]):
                 return position
             position = next_line
-
-    def skip_frame_tables(self, position: int) -> int:
-        while row := _TABLE_ROW.match(self.text, position):
-            position = row.end()
-        return position
 
     def read_computation(self, position: int) -> int:
         """Read one computation; return where it ends."""
@@ -149,7 +175,8 @@ class _Reader:
             if self.entry_name is not None:
                 self.fail(f"a second ENTRY, {name}, after {self.entry_name}", position)
             self.entry_name = name
-        computation = Computation(name, self.line_at(position))
+        self.lines[name] = self.line_at(position)
+        computation = Computation(name)
         body = header.end() - 1
         if header.re is not _PLAIN_HEADER:
             body = self.skip_signature(header.end())
@@ -157,17 +184,17 @@ class _Reader:
             self.fail(f"'{{' of computation {name} is expected here", body)
         end = None
         if body >= self.careful_end and text.startswith("\n", body + 1):
-            end = self.read_plain_body(computation, body + 1)
+            end = self.read_plain_body(computation, position, body + 1)
         if end is None:
             end = self.read_careful_body(computation, body + 1)
         if text.startswith(",", end):  # }, execution_thread="sparsecore"
             end = self.end_of_item(end, "\n")
-        self.computations[name] = computation
+        self.computations.setdefault(name, computation)
         return end
 
     # -- the plain way
 
-    def read_plain_body(self, computation: Computation, start: int) -> int | None:
+    def read_plain_body(self, computation: Computation, header: int, start: int) -> int | None:
         """Read a body of plain lines; return where it ends, or ``None`` if a line is not plain."""
         text = self.text
         end = text.find("\n}", start)
@@ -177,6 +204,12 @@ class _Reader:
         if end < 0:
             self.careful_end = len(text)
             return None
+        if self.known is not None:
+            whole = text[header:end]
+            known = self.known.get(whole)
+            if known is not None:
+                self.read[whole] = self.computations[computation.name] = known
+                return end + 2
         lines: list[Pieces] = _PLAIN_LINE.findall(text, start, end)
         line_breaks = text.count("\n", start, end)
         plain = len(lines) == line_breaks or _only_attributes_continue(lines, line_breaks)
@@ -188,6 +221,8 @@ class _Reader:
         if not plain:
             self.careful_end = end
             return None
+        if self.known is not None:
+            self.read[whole] = computation
         self.counted_line += line_breaks + text.count("\n", self.counted_offset, start)
         self.counted_offset = end
         return end + 2
@@ -275,7 +310,7 @@ class _Reader:
     # -- places in the text
 
     def skip_space(self, position: int) -> int:
-        return _SPACE.match(self.text, position).end()  # type: ignore[union-attr]  # matches ""
+        return _end(_SPACE, self.text, position)
 
     def end_of_item(self, start: int, stops: str) -> int:
         try:
@@ -304,6 +339,13 @@ class _Reader:
             reason += "; the text ends on this line, it may be cut off"
         column = position - self.text.rfind("\n", 0, position)
         raise ParseError(reason, line=self.line_at(position), column=column, path=self.path)
+
+
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    """Where a pattern that matches the empty text too ends."""
+    match = pattern.match(text, position)
+    assert match is not None
+    return match.end()
 
 
 def _only_attributes_continue(lines: Sequence[Pieces], line_breaks: int) -> bool:
