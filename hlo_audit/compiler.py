@@ -502,17 +502,20 @@ def _complete(task: _Task, manifest: Manifest, into: Path, *, from_cache: bool) 
 
 
 def compile_environment(lowering: Lowering) -> dict[str, str | None]:
-    """What decides a compile beside the program: versions, and the settings that jax reads.
+    """What decides a compile beside the program: versions, the settings that jax reads, and where
+    Python finds the program: there may be two checkouts of it.
 
     A program under other ones is another program to the cache.
     """
+    where = lowering.build.rpartition(":")[0]
+    found_in = str(Path(where).resolve()) if where.endswith(".py") else str(Path(__file__).parent)
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "hlo-audit")}
     settings = {
         name: value
         for name, value in worker_environment(os.environ, Path(), None).items()
-        if name.startswith(("JAX_", "XLA_")) or name == "TPU_LIBRARY_PATH"
+        if name.startswith(("JAX_", "XLA_")) or name in ("TPU_LIBRARY_PATH", "PYTHONPATH")
     }
-    return {"python": platform.python_version(), **versions, **settings}
+    return {"python": platform.python_version(), "found_in": found_in, **versions, **settings}
 
 
 def _version(distribution: str) -> str | None:

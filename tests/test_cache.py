@@ -142,6 +142,20 @@ def test_settings_of_jax_in_the_environment_are_part_of_a_request(
     assert {key for key in after if after[key] != before.get(key)} == {"JAX_ENABLE_X64"}
 
 
+def test_a_program_of_the_same_name_elsewhere_is_another_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        environments.append(compile_environment(lowering("p.py:build")))
+    assert environments[0] != environments[1]
+    here = compile_environment(lowering("package.module:build"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert compile_environment(lowering("package.module:build")) != here
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "prose"])
 def test_a_damaged_entry_is_deleted_and_none(tmp_path: Path, dump: Path, damage: str) -> None:
     cache = Cache(tmp_path / "cache")
