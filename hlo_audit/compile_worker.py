@@ -130,8 +130,8 @@ def main(arguments: Sequence[str]) -> None:
     for fd in (jobs_fd, results_fd):
         # A process that the user's code starts must not hold the pipes open.
         os.set_inheritable(fd, False)
-    _end_with_parent()
-    _write_no_core_files()
+    end_with_parent()
+    write_no_core_files()
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     threading.Thread(target=_read_jobs, args=(jobs_fd, jobs), daemon=True).start()
     results = Results(results_fd)
@@ -160,7 +160,7 @@ def _compile(job: Job, results: Results) -> dict[str, Any]:
     results.enter("topology")
     devices = _devices(lowering, job.chips_per_host_bounds)
     sizes = resolve_mesh(lowering.mesh, len(devices), lowering.topology)
-    mesh = _mesh(devices, sizes, lowering.mode)
+    mesh = make_mesh(devices, sizes, lowering.mode)
 
     results.enter("build")
     started = time.perf_counter()
@@ -261,7 +261,8 @@ def resolve_mesh(mesh: Mapping[str, int], devices: int, topology: str) -> dict[s
     return {axis: devices // known if size == -1 else size for axis, size in mesh.items()}
 
 
-def _mesh(devices: list[Any], sizes: Mapping[str, int], mode: str) -> Any:
+def make_mesh(devices: list[Any], sizes: Mapping[str, int], mode: str) -> Any:
+    """Return a mesh of all the devices, each axis of the type that ``mode`` says."""
     axis_type = getattr(jax.sharding.AxisType, mode.capitalize())
     # In libtpu's order: how jax would arrange the devices depends on its version.
     return jax.sharding.Mesh(
@@ -533,7 +534,8 @@ def _read_jobs(fd: int, jobs: queue.SimpleQueue[Job | None]) -> None:
     os._exit(1)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Let the system end this process with the one that started it, where it can (Linux)."""
     # The pipe's end tells as much, but not to a thread that waits for a compiler holding the lock
     # of the interpreter.
     if sys.platform == "linux":
@@ -542,7 +544,8 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _write_no_core_files() -> None:
+def write_no_core_files() -> None:
+    """Let a crash of this process leave no file behind."""
     hard_limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard_limit))
 

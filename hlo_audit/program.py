@@ -46,6 +46,11 @@ class Model:
         topologies: platform -> the topology compiled for by default.
         build: import path ``package.module:function`` of ``build(mesh, *, layout, **settings) ->
             (jitted function, abstract arguments)``.
+        run: import path of ``run(mesh, *, layout, **settings) -> {inputs: {name: array}}``, which
+            runs real steps, on the kinds of inputs that :data:`hlo_audit.rule.Inputs` names, and
+            returns what came of them as numpy arrays in the baseline layout's orientation;
+            ``None`` for a model that cannot be run.
+        run_settings: the settings that are changed to run it: sizes that are small enough.
     """
 
     name: str
@@ -55,6 +60,8 @@ class Model:
     mesh: Mapping[str, int]
     topologies: Mapping[Platform, str]
     build: str
+    run: str | None = None
+    run_settings: Mapping[str, Setting] = field(default_factory=dict)
 
     @property
     def baseline_layout(self) -> str:

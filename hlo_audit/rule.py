@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hlo_audit.dump import AuditStage
 from hlo_audit.errors import unknown_name
@@ -74,24 +74,103 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Target:
+    """Where a layout fix says something of itself: one mode, on some topologies.
+
+    Attributes:
+        mode: the type of the mesh axes.
+        topologies: such as ``v5p:2x2x1``; those that were compiled, never more.
+    """
+
+    mode: Literal["auto", "explicit"]
+    topologies: tuple[str, ...]
+
+    def covers(self, mode: str, topology: str) -> bool:
+        """Whether ``topology`` in ``mode`` is one of these."""
+        return mode == self.mode and topology in self.topologies
+
+    def __str__(self) -> str:
+        return f"{self.mode} mode on {', '.join(self.topologies)}"
+
+
+Inputs = Literal["exact", "random"]
+"""What two layouts are run on: ``exact``, where no sum rounds, so that its order cannot matter;
+``random``, drawn from a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How closely the results of two layouts agree on the same inputs.
+
+    Attributes:
+        inputs: the kind of the inputs.
+        tolerance: the largest difference allowed in an array, as a share of the largest magnitude
+            in it; 0 for bit for bit.
+        reason: why they agree so closely, or no closer.
+    """
+
+    inputs: Inputs
+    tolerance: float
+    reason: str
+
+    @property
+    def closely(self) -> str:
+        """``bit for bit`` or ``within 1e-05``."""
+        return f"within {self.tolerance:g}" if self.tolerance else "bit for bit"
+
+
+def bit_for_bit(reason: str) -> tuple[Agreement, ...]:
+    """Agreement without any tolerance, on all kinds of inputs."""
+    return tuple(Agreement(inputs, 0.0, reason) for inputs in get_args(Inputs))
+
+
+@dataclass(frozen=True)
 class LayoutFix:
     """A change of layout that clears a rule's findings, shown by a reference model in two layouts.
+
+    What it claims is held by ``hlo-audit prove``: for the model's own sizes, on the topologies that
+    ``clears`` and ``slower`` name, in both modes.
 
     Attributes:
         name: the layout after the change; findings name their fixes by it.
         change: what to change in one's own program, in words.
         model: the reference model that shows it.
         before: the layout that shows the fault.
-        numerics: what stays equal, and how closely.
-        cost: what it costs, and where it does not help.
+        numerics: how closely both layouts agree, for each kind of inputs.
+        cost: what it costs, and where it does not help, in words.
+        clears: where it clears the findings that name it.
+        slower: where it costs more estimated cycles than it saves.
     """
 
     name: str
     change: str
     model: str
     before: str
-    numerics: str
+    numerics: tuple[Agreement, ...]
     cost: str
+    clears: tuple[Target, ...] = ()
+    slower: tuple[Target, ...] = ()
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """What is held of it, in words: for the model's own sizes, each under a heading."""
+        alike: dict[tuple[str, str], list[str]] = {}
+        for agreement in self.numerics:
+            claim = (agreement.closely, agreement.reason)
+            alike.setdefault(claim, []).append(agreement.inputs)
+        claims = {
+            "Clears at default sizes": "; ".join(map(str, self.clears)),
+            "Slower at default sizes": "; ".join(map(str, self.slower)),
+            "Numerics": "; ".join(
+                f"{closely} on {' and '.join(inputs)} inputs ({reason})"
+                for (closely, reason), inputs in alike.items()
+            ),
+        }
+        return {name: text for name, text in claims.items() if text}
+
+    def answers_for(self, topology: str) -> bool:
+        """Whether it says anything of ``topology``."""
+        return any(topology in target.topologies for target in (*self.clears, *self.slower))
 
 
 @dataclass(frozen=True)

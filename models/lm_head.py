@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     import jax
     import jax.experimental.layout as jax_layout
     import jax.numpy as jnp
+    import numpy as np
 else:
     jax = lazy_import("jax")
     jax_layout = lazy_import("jax.experimental.layout")
     jnp = lazy_import("jax.numpy")
+    np = lazy_import("numpy")
 
 MESH_AXIS = "fsdp"
 
@@ -358,6 +360,88 @@ def build(mesh: jax.sharding.Mesh, *, layout: str, **settings: Any) -> tuple[Any
     return jitted, args
 
 
+def run(mesh: jax.sharding.Mesh, *, layout: str, **settings: Any) -> dict[str, dict[str, Any]]:
+    """Run the step on the mesh's devices and return what came of it, for each kind of inputs.
+
+    The inputs are the same for every layout and mode: ``exact``, for one step, and ``random``, for
+    three. The results are numpy arrays, the kernel's in the orientation of ``embed-vocab``: loss
+    and gradients of the first step (the kernel's gradient as the first moment tells it), loss and
+    state after the last.
+
+    Args:
+        mesh: has an axis ``fsdp``, of devices that are there.
+        layout: the name of one of ``LAYOUTS``.
+        **settings: fields of :class:`LMHeadConfig`; for exact sums batch, seq and vocab are powers
+            of 2, 256 at the most, and the dtypes float32.
+
+    Raises:
+        UsageError: as :func:`build`.
+    """
+    config = LMHeadConfig(**settings)
+    with jax.set_mesh(mesh):
+        jitted, args = build(mesh, layout=layout, **settings)
+        step = jitted.lower(*args).compile()
+        return {
+            "exact": _take_steps(step, config, layout, *_exact_inputs(config), steps=1),
+            "random": _take_steps(step, config, layout, *_random_inputs(config), steps=3),
+        }
+
+
+def _take_steps(
+    step: Any, config: LMHeadConfig, layout: str, kernel: Any, batch: Batch, *, steps: int
+) -> dict[str, Any]:
+    if config.tied_embeddings:
+        kernel = kernel.T
+    zeros = np.zeros_like(kernel)
+    state = convert(State(kernel, zeros, zeros, np.int32(0)), EMBED_VOCAB, layout)
+    # In the layouts that were compiled for, which free-entry-layout has left to XLA.
+    *leaves, hidden, targets = jax.device_put((*state, *batch), step.input_formats[0])
+    results = {}
+    for number in range(steps):
+        after, value, hidden_grad = step(*leaves, hidden, targets)
+        leaves = list(after)
+        state = convert(State(*(np.asarray(leaf) for leaf in after)), layout, EMBED_VOCAB)
+        if number == 0:
+            results = {
+                "loss": np.asarray(value),
+                "hidden gradient": np.asarray(hidden_grad),
+                "kernel gradient": state.mu / np.float32(1 - config.b1),
+            }
+    return {
+        **results,
+        "last loss": np.asarray(value),
+        "kernel": state.kernel,
+        "first moment": state.mu,
+        "second moment": state.nu,
+    }
+
+
+def _exact_inputs(config: LMHeadConfig) -> tuple[Any, Batch]:
+    """A kernel, ``[embed, vocab]``, and a batch for which no sum of a step rounds.
+
+    Small integers, so that products and their sums are exact. The first row of the kernel holds a
+    different fraction for each token, and all is scaled so that two logits of a position are at
+    least 128 apart: the softmax is then exactly 0 or 1, and the gradients are sums of integers
+    again, over a power of 2.
+    """
+    rng = np.random.default_rng(0)
+    kernel = rng.integers(-3, 4, (config.embed, config.vocab)).astype(np.float32)
+    kernel[0] = np.arange(config.vocab) / config.vocab
+    hidden = rng.integers(-3, 4, (config.batch, config.seq, config.embed)).astype(np.float32)
+    hidden[..., 0] = 1
+    targets = rng.integers(0, config.vocab, (config.batch, config.seq)).astype(np.int32)
+    return kernel, Batch((128 * config.vocab * hidden).astype(config.dtype), targets)
+
+
+def _random_inputs(config: LMHeadConfig) -> tuple[Any, Batch]:
+    """A kernel, ``[embed, vocab]``, and a batch of random floats."""
+    rng = np.random.default_rng(0)
+    kernel = rng.standard_normal((config.embed, config.vocab)) * config.embed**-0.5
+    hidden = rng.standard_normal((config.batch, config.seq, config.embed))
+    targets = rng.integers(0, config.vocab, (config.batch, config.seq)).astype(np.int32)
+    return kernel.astype(np.float32), Batch(hidden.astype(config.dtype), targets)
+
+
 def _adamw(state: State, grad: jax.Array, config: LMHeadConfig) -> State:
     count = state.count + 1
     mu = config.b1 * state.mu + (1 - config.b1) * grad
@@ -419,5 +503,14 @@ LM_HEAD = Model(
     mesh={MESH_AXIS: -1},
     topologies={"tpu": "v5p:2x2x1", "cpu": "4"},
     build="hlo_audit.models.lm_head:build",
+    run="hlo_audit.models.lm_head:run",
+    run_settings={
+        "embed": 64,
+        "vocab": 256,
+        "batch": 8,
+        "seq": 16,
+        "dtype": "float32",
+        "logits_dtype": "float32",
+    },
 )
 """The language-model head; see this module's docstring for what it shows."""

@@ -23,8 +23,8 @@ def page(rule: Rule) -> str:
             f"**{fix.name}**: {fix.change}.",
             "",
             f"- Shown by: `{fix.model}`, layout `{fix.before}` against `{fix.name}`",
-            f"- Numerics: {fix.numerics}",
             f"- Cost: {fix.cost}",
+            *(f"- {name}: {text}" for name, text in fix.claims.items()),
             "",
         ]
     lines += ["## Examples", ""]

@@ -265,11 +265,12 @@ def print_explanation(console: Console, rule: Rule) -> None:
     if rule.fixes:
         sections.append(Markdown("## Fixes"))
         for fix in rule.fixes:
+            claims = "".join(f"\n- {name}: {text}" for name, text in fix.claims.items())
             sections.append(
                 Markdown(
                     f"**{fix.name}**: {fix.change}.\n\n"
                     f"- Shown by: {fix.model}, layout `{fix.before}` against `{fix.name}`\n"
-                    f"- Numerics: {fix.numerics}\n- Cost: {fix.cost}"
+                    f"- Cost: {fix.cost}{claims}"
                 )
             )
     console.print(Group(*sections))
