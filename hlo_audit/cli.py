@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hlo_audit.audit import RuleOptions
     from hlo_audit.cache import Cache
     from hlo_audit.compiler import Outcome
-    from hlo_audit.program import Lowering, Subject
+    from hlo_audit.program import Lowering, Platform, Subject
     from hlo_audit.report import Report
     from hlo_audit.rule import Rule
 
@@ -84,14 +84,14 @@ def cli() -> None:
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _How:
     """The options that say how programs are compiled; as on the command line."""
 
     modes: tuple[Any, ...]
-    layouts: tuple[str, ...]
+    layouts: tuple[str, ...] = ()
     settings: tuple[str, ...]
-    topology: str | None
+    topology: str | None = None
     platform: Any
     xla_flags: tuple[str, ...]
     jobs: int | None
@@ -101,6 +101,16 @@ class _How:
     quiet: bool
 
 
+_LAYOUT_OPTION = click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    metavar="NAME|all",
+    help="Layout of the model; may be repeated.  [default: its baseline]",
+)
+_TOPOLOGY_OPTION = click.option(
+    "--topology", metavar="NAME", help="Chips to compile for, such as v5p:2x2x1."
+)
 _HOW_OPTIONS = (
     click.option(
         "--mode",
@@ -109,13 +119,7 @@ _HOW_OPTIONS = (
         type=click.Choice(["auto", "explicit"]),
         help="Type of the mesh axes; may be repeated.  [default: both]",
     ),
-    click.option(
-        "--layout",
-        "layouts",
-        multiple=True,
-        metavar="NAME|all",
-        help="Layout of the model; may be repeated.  [default: its baseline]",
-    ),
+    _LAYOUT_OPTION,
     click.option(
         "--set",
         "settings",
@@ -123,7 +127,7 @@ _HOW_OPTIONS = (
         metavar="KEY=VALUE",
         help="A size or other setting of the model; may be repeated.",
     ),
-    click.option("--topology", metavar="NAME", help="Chips to compile for, such as v5p:2x2x1."),
+    _TOPOLOGY_OPTION,
     click.option(
         "--platform",
         type=click.Choice(["tpu", "cpu"]),
@@ -163,17 +167,25 @@ _HOW_OPTIONS = (
 )
 
 
-def _takes_how(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of :class:`_How`, as its argument ``how``."""
+def _takes_how_but(*left_out: Callable[..., Any]) -> Callable[..., Callable[..., None]]:
+    """Give a command the options of :class:`_How` less some, as its argument ``how``."""
 
-    @wraps(command)
-    def with_how(**arguments: Any) -> None:
-        how = _How(**{field.name: arguments.pop(field.name) for field in fields(_How)})
-        command(how=how, **arguments)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_how(**arguments: Any) -> None:
+            given = [field.name for field in fields(_How) if field.name in arguments]
+            how = _How(**{name: arguments.pop(name) for name in given})
+            command(how=how, **arguments)
 
-    for option in reversed(_HOW_OPTIONS):
-        with_how = option(with_how)
-    return with_how
+        for option in reversed(_HOW_OPTIONS):
+            if option not in left_out:
+                with_how = option(with_how)
+        return with_how
+
+    return decorate
+
+
+_takes_how = _takes_how_but()
 
 
 @cli.command()
@@ -348,6 +360,74 @@ def cache_clear(cache_dir: Path | None) -> None:
     click.echo(f"deleted {info.entries} dumps, {format_bytes(info.bytes)}")
 
 
+@cli.command()
+@click.argument("names", nargs=-1, metavar="[RULE|MODEL]...")
+@_takes_how_but(_LAYOUT_OPTION, _TOPOLOGY_OPTION)
+@click.option(
+    "--topology",
+    "topologies",
+    multiple=True,
+    metavar="NAME",
+    help="Chips to compile for, such as v5p:2x2x1; may be repeated.  [default: the model's own]",
+)
+@click.option(
+    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Write the report to this file.")
+def prove(
+    names: tuple[str, ...],
+    how: _How,
+    topologies: tuple[str, ...],
+    format_: str,
+    output: Path | None,
+) -> None:
+    """Compile both sides of each layout fix, run both, and hold what the fix claims.
+
+    RULE is a code or a slug, MODEL the name of a reference model; with neither, every fix of every
+    rule. For each topology and mode the report says what each fix clears, what it costs, and which
+    is best. Fails where a fix claims a target and does not clear there or costs more without saying
+    so, and where it changes numbers more than it says.
+    """
+    from hlo_audit.models import ALL_MODELS
+    from hlo_audit.proof import find_cases, make_plan, prove
+    from hlo_audit.report import environment
+    from hlo_audit.rules import ALL_RULES
+
+    platform = _platform(how)
+    plan = make_plan(
+        find_cases(names, ALL_RULES, ALL_MODELS),
+        modes=how.modes,
+        settings=_read_pairs("--set", how.settings),
+        platform=platform,
+        topologies=topologies,
+        xla_flags=_read_pairs("--xla-flag", how.xla_flags),
+    )
+    _say_platform(platform, how)
+    with _progress(plan.lowerings, how) as on_compiled:
+        report = prove(
+            plan,
+            ALL_RULES,
+            jobs=how.jobs,
+            timeout_seconds=how.timeout_seconds,
+            cache=_cache(how),
+            on_compiled=on_compiled,
+        )
+    for error in report.errors:
+        _complain(error)
+    if format_ == "json":
+        from hlo_audit.report.proof_json import render_proof_json
+
+        _put(render_proof_json(report, environment()), output)
+    elif report.has_compiled:
+        from hlo_audit.report.proof_text import print_proof
+
+        _print(lambda console: print_proof(console, report, environment()), output)
+    if report.errors:
+        sys.exit(max(error.exit_code for error in report.errors))
+    if not report.passed:
+        sys.exit(EXIT_GATE_FAILED)
+
+
 def _cache(how: _How) -> Cache | None:
     return None if how.no_cache else _cache_in(how.cache_dir)
 
@@ -359,11 +439,10 @@ def _cache_in(folder: Path | None) -> Cache:
 
 
 def _find_subjects(programs: Sequence[str], how: _How) -> list[Subject]:
-    from hlo_audit.compiler import available_platform
     from hlo_audit.models import ALL_MODELS
     from hlo_audit.program import find_subjects
 
-    platform = how.platform or available_platform()
+    platform = _platform(how)
     subjects = find_subjects(
         programs,
         ALL_MODELS,
@@ -374,9 +453,19 @@ def _find_subjects(programs: Sequence[str], how: _How) -> list[Subject]:
         topology=how.topology,
         xla_flags=_read_pairs("--xla-flag", how.xla_flags),
     )
+    _say_platform(platform, how)
+    return subjects
+
+
+def _platform(how: _How) -> Platform:
+    from hlo_audit.compiler import available_platform
+
+    return how.platform or available_platform()
+
+
+def _say_platform(platform: Platform, how: _How) -> None:
     if platform == "cpu" and how.platform is None and not how.quiet:
         click.echo('no libtpu here: compiling for cpu (pip install "jax[tpu]")', err=True)
-    return subjects
 
 
 def _read_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -458,19 +547,28 @@ def _render(report: Report, format_: str, output: Path | None, *, show_all: bool
     if format_ == "json":
         from hlo_audit.report.json import render_json
 
-        text = render_json(report)
+        _put(render_json(report), output)
     else:
-        from rich.console import Console
-
         from hlo_audit.report.text import print_report
 
-        if output is None:
-            print_report(_console(), report, show_all=show_all)
-            return
-        plain_console = Console(file=io.StringIO(), width=100, highlight=False)
-        with plain_console.capture() as capture:
-            print_report(plain_console, report, show_all=show_all)
-        text = capture.get()
+        _print(lambda console: print_report(console, report, show_all=show_all), output)
+
+
+def _print(print_to: Callable[[Console], None], output: Path | None) -> None:
+    """Print to the terminal, or plainly to a file."""
+    from rich.console import Console
+
+    if output is None:
+        print_to(_console())
+        return
+    plain_console = Console(file=io.StringIO(), width=100, highlight=False)
+    with plain_console.capture() as capture:
+        print_to(plain_console)
+    _write(output, capture.get())
+
+
+def _put(text: str, output: Path | None) -> None:
+    """Write a text to standard output, or to a file."""
     if output is None:
         click.echo(text, nl=False)
     else:
