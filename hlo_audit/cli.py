@@ -38,6 +38,9 @@ EXIT_INTERNAL_ERROR = 70
 """``EX_SOFTWARE`` of sysexits: a fault of this tool is no verdict."""
 EXIT_INTERRUPTED = 130
 
+# How click 8.2 and later call for the help; earlier ones print it themselves.
+_NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
 
 def main() -> NoReturn:
     """Run the command line. What goes wrong is one line on standard error and an exit code."""
@@ -47,6 +50,9 @@ def main() -> NoReturn:
     except HloAuditError as error:
         _complain(error)
         code = error.exit_code
+    except _NO_ARGUMENTS as error:
+        click.echo(error.format_message(), err=True)  # the help
+        code = EXIT_USAGE
     except click.ClickException as error:
         click.echo(f"hlo-audit: error: {error.format_message()}", err=True)
         code = EXIT_USAGE
@@ -54,8 +60,7 @@ def main() -> NoReturn:
         click.echo("hlo-audit: interrupted", err=True)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads any more; and what is left in the buffer must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         code = 0
     except Exception as error:  # a fault of this tool: shown whole, so that it can be reported
         import traceback
@@ -64,6 +69,11 @@ def main() -> NoReturn:
         click.echo(f"hlo-audit: internal error: {error!r}", err=True)
         code = EXIT_INTERNAL_ERROR
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Nobody reads standard output any more: what is still to come must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(error: HloAuditError) -> None:
@@ -540,7 +550,13 @@ def _progress(
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    class ReportConsole(Console):
+        """One that leaves the exit code to the verdict where the reader goes early (``| head``)."""
+
+        def on_broken_pipe(self) -> None:
+            _drop_output()
+
+    return ReportConsole(highlight=False)
 
 
 def _render(report: Report, format_: str, output: Path | None, *, show_all: bool) -> None:
@@ -570,7 +586,10 @@ def _print(print_to: Callable[[Console], None], output: Path | None) -> None:
 def _put(text: str, output: Path | None) -> None:
     """Write a text to standard output, or to a file."""
     if output is None:
-        click.echo(text, nl=False)
+        try:
+            click.echo(text, nl=False)
+        except BrokenPipeError:
+            _drop_output()
     else:
         _write(output, text)
 

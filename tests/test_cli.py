@@ -144,6 +144,31 @@ def test_a_report_is_written_to_a_file(explicit_dump: Path, tmp_path: Path) -> N
     assert sorted(p.name for p in tmp_path.iterdir()) == ["report.json", "report.text"]
 
 
+@pytest.mark.parametrize("format_", ["text", "json"])
+def test_a_reader_that_goes_early_does_not_change_the_verdict(
+    explicit_dump: Path, format_: str
+) -> None:
+    command = [sys.executable, "-m", "hlo_audit", "check", str(explicit_dump), "--verbose"]
+    for budget, code in (("HLA002=3", 1), ("HLA002=4", 0)):
+        process = subprocess.Popen(
+            [*command, "--max", budget, "--format", format_],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        assert process.wait(60) == code
+
+
+def test_no_arguments_print_the_help() -> None:
+    result = run()
+    assert "Usage: hlo-audit" in result.stdout + result.stderr
+    assert "error" not in result.stderr
+
+
 def test_one_bad_program_does_not_hide_the_others(explicit_dump: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.txt"
     bad.write_text("HloModule m\n\nENTRY %e {\n  %p = f32[8]{0} parameter(0)\n")
