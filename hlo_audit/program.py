@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hlo_audit.errors import UsageError, unknown_name
+from hlo_audit.stored import StoredLayouts
 
 Mode = Literal["auto", "explicit"]
 """The type of every mesh axis: ``auto`` leaves shardings to XLA, ``explicit`` types them."""
@@ -51,6 +52,8 @@ class Model:
             returns what came of them as numpy arrays in the baseline layout's orientation;
             ``None`` for a model that cannot be run.
         run_settings: the settings that are changed to run it: sizes that are small enough.
+        stored: describes, for a config, the arrays that the layouts store in different ways, for
+            the checkpoint; ``None`` where no layout changes any.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Model:
     build: str
     run: str | None = None
     run_settings: Mapping[str, Setting] = field(default_factory=dict)
+    stored: Callable[[Any], StoredLayouts] | None = None
 
     @property
     def baseline_layout(self) -> str:

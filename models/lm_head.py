@@ -13,13 +13,14 @@ here are the ways out; which of them help depends on the target and the mode.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hlo_audit.errors import UsageError, unknown_name
 from hlo_audit.lazy_import import lazy_import
 from hlo_audit.models.dense import Dense
 from hlo_audit.program import Layout, Model
+from hlo_audit.stored import Storage, StoredArray, StoredLayouts, axis_names, rearrange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,23 +260,51 @@ def train_step(
     return step
 
 
+def checkpoint_layouts(config: LMHeadConfig) -> StoredLayouts:
+    """Describe how each layout stores the kernel and its moments.
+
+    A checkpoint holds them as ``embed-vocab`` does; :mod:`hlo_audit.checkpoint` turns them for a
+    run in another layout. With tied embeddings there is no ``vocab-embed``, and every layout stores
+    ``[vocab, embed]``.
+    """
+    layouts = [layout.name for layout in LAYOUTS]
+    if config.tied_embeddings:
+        layouts.remove(VOCAB_EMBED)
+    kernel = StoredArray(
+        path="kernel",
+        dtype="float32",
+        layouts={
+            layout: Storage(
+                _kernel_axes(config, layout), dense_layer(config, layout).stored_kernel_axes
+            )
+            for layout in layouts
+        },
+        moments={"mu": "float32", "nu": "float32"},
+    )
+    sizes = {"embed": config.embed, "vocab": config.vocab}
+    return StoredLayouts("lm-head", EMBED_VOCAB, sizes, (kernel,))
+
+
 def convert(state: State, from_layout: str, to_layout: str) -> State:
     """Return the state as the other layout stores it; there and back is exact.
 
     A transpose of kernel and moments to or from ``vocab-embed``, the same arrays otherwise. Works
-    on jax and on numpy arrays, such as a checkpoint's. Where the arrays are placed is not changed:
-    ``vocab-parallel`` shards another axis (see :func:`state_shardings`).
+    on jax and on numpy arrays, of any sizes and dtypes. Where the arrays are placed is not changed:
+    ``vocab-parallel`` shards another axis (see :func:`state_shardings`). To check what is turned,
+    as with a checkpoint, see :func:`checkpoint_layouts`.
 
     A state with tied embeddings has one orientation only, and none in ``vocab-embed``.
 
     Raises:
         UsageError: for an unknown layout.
     """
-    _check_layout(from_layout)
-    _check_layout(to_layout)
-    if (from_layout == VOCAB_EMBED) == (to_layout == VOCAB_EMBED):
+    source = _kernel_axes(LMHeadConfig(), from_layout)
+    target = _kernel_axes(LMHeadConfig(), to_layout)
+    if source == target:
         return state
-    return State(state.kernel.T, state.mu.T, state.nu.T, state.count)
+    sizes = dict(zip(axis_names(source), state.kernel.shape, strict=True))
+    kernel, mu, nu = (rearrange(array, source, target, sizes) for array in state[:3])
+    return State(kernel, mu, nu, state.count)
 
 
 def state_shardings(config: LMHeadConfig, mesh: jax.sharding.Mesh, layout: str) -> State:
@@ -358,6 +387,12 @@ def build(mesh: jax.sharding.Mesh, *, layout: str, **settings: Any) -> tuple[Any
         donate_argnums=tuple(range(len(state))),
     )
     return jitted, args
+
+
+def _kernel_axes(config: LMHeadConfig, layout: str) -> tuple[str, ...]:
+    """Return the logical axes of the kernel in the order in which the layout stores them."""
+    dense = replace(dense_layer(config, layout), kernel_axes=("embed", "vocab"))
+    return tuple(str(axis) for axis in dense.stored_kernel_axes)
 
 
 def run(mesh: jax.sharding.Mesh, *, layout: str, **settings: Any) -> dict[str, dict[str, Any]]:
@@ -512,5 +547,6 @@ LM_HEAD = Model(
         "dtype": "float32",
         "logits_dtype": "float32",
     },
+    stored=checkpoint_layouts,
 )
 """The language-model head; see this module's docstring for what it shows."""
