@@ -708,7 +708,7 @@ def turn_merged_axes(mode: str) -> dict[str, Any]:
             shardings=dict.fromkeys(flat, jax.sharding.NamedSharding(mesh, P("tensor"))),
         )
     checkpoint.check(back, "flat", description)
-    one_device = jax.tree.map(jnp.asarray, flat)
+    one_device = jax.device_put(flat, jax.devices()[1])
     spread = checkpoint.from_canonical(
         one_device, "split", description, shardings=sharding["split"]
     )
