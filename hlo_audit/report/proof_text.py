@@ -1,4 +1,4 @@
-"""Proofs for the terminal: what each fix does on each target, which is best, and the numerics."""
+"""Proofs for the terminal: what each fix does on each target, the numerics, and which is best."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INPUTS = "exact inputs: no sum rounds, so that its order cannot matter; random:
 def print_proof(
     console: Console, report: ProofReport, environment: Mapping[str, str | None]
 ) -> None:
-    """Print the proofs by target, the best fix for each, the numerics, and the verdict.
+    """Print the proofs by target, the numerics, the best fix for each target, and the verdict.
 
     Args:
         environment: see :func:`hlo_audit.report.environment`.
@@ -46,11 +46,11 @@ def print_proof(
             console.print()
             for block in _target(list(on_target)):
                 console.print(block)
+    for block in _numerics(report.runs):
+        console.print(block)
     console.print()
     console.print(Text("best fix, by estimated cycles", style="bold"))
     console.print(_indented(_best_table(report.best), 2))
-    for block in _numerics(report.runs):
-        console.print(block)
     console.print()
     console.print(_verdict(report))
 
@@ -123,15 +123,14 @@ def _change(before: str, after: str) -> str:
 
 
 def _remarks(proofs: Sequence[Proof]) -> Iterator[Text]:
-    """Each once: what the layout brings, what it says of its cost, what went wrong."""
+    """Each once: what the layout brings, what it says of where it does not help, what is wrong."""
     brings = {code: more for proof in proofs for code, more in proof.brings.items()}
     # A rule with a row of its own shows that there.
     for code in (code for code in brings if code not in {proof.rule.code for proof in proofs}):
         yield Text(f"brings {brings[code]} more of {code}", style="yellow")
-    slower = any(_is_slower(proof) for proof in proofs)
-    if slower:
-        cost = next(proof.fix.cost for proof in proofs if _is_slower(proof))
-        yield Text(f"cost: {cost}", style="dim")
+    no_help = [p.fix.cost for p in proofs if p.verdict == "does-not-clear" or _is_slower(p)]
+    if no_help:
+        yield Text(f"cost: {no_help[0]}", style="dim")
     for reason in dict.fromkeys(proof.reason for proof in proofs if proof.reason):
         yield Text(plain(reason), style="dim")
     for error in dict.fromkeys(str(proof.error) for proof in proofs if proof.error):
@@ -230,16 +229,15 @@ def _verdict(report: ProofReport) -> Text:
     parts: tuple[Proof | Run, ...] = (*report.proofs, *report.runs)
     failed = sum(len(part.failures) for part in parts)
     lines = []
-    if not report.plan.claimed:
-        lines.append(
-            Text("measured only: what fixes claim is of the model's own settings", style="dim")
-        )
     if report.errors:
         lines.append(Text(f"{len(report.errors)} could not be compiled or run", style="bold red"))
     if failed:
         lines.append(Text(f"not proven: {failed} claims fail", style="bold red"))
     elif not report.errors:
-        held = sum(proof.claims for proof in report.proofs)
-        claims = f"{held} claims to clear and " if held else ""
-        lines.append(Text(f"proven: {claims}{len(report.runs)} runs hold", style="bold green"))
+        claims = sum(proof.claims for proof in report.proofs)
+        held = f"proven: {claims} claims to clear hold, and " if claims else ""
+        lines.append(Text(f"{held}{len(report.runs)} runs agree", style="bold green"))
+    if not report.plan.claimed:
+        words = "only measured: what a fix claims to clear is of the model's own settings"
+        lines.append(Text(words, style="dim"))
     return Text("\n").join(lines)
