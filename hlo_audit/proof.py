@@ -150,6 +150,7 @@ class Best:
     """
 
     model: str
+    platform: str
     topology: str
     mode: str
     before: str
@@ -520,6 +521,7 @@ def _best(
     candidates.sort(key=lambda c: (c.estimated_cycles or 0, -len(c.clears)))
     return Best(
         model=model,
+        platform=before.platform or "",
         topology=topology,
         mode=mode,
         before=layout,

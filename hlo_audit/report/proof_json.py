@@ -68,6 +68,7 @@ def _best(best: Best) -> dict[str, Any]:
     fix = best.fix
     return {
         "model": best.model,
+        "platform": best.platform,
         "topology": best.topology,
         "mode": best.mode,
         "before": best.before,

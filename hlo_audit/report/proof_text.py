@@ -62,7 +62,7 @@ def _indented(renderable: RenderableType, by: int) -> Padding:
 def _target(proofs: Sequence[Proof]) -> Iterator[RenderableType]:
     """What each fix does on one topology in one mode."""
     first = proofs[0]
-    where = f"{first.topology} CPU devices" if first.platform == "cpu" else first.topology
+    where = _place(first)
     before = next((proof.before for proof in proofs if proof.before), None)
     cost = _cycles(before) if before else ""
     yield Text.assemble((plain(f"{where}  {first.mode}"), "bold"), f"  {first.fix.before}{cost}")
@@ -74,6 +74,10 @@ def _target(proofs: Sequence[Proof]) -> Iterator[RenderableType]:
         yield _indented(_rules_table(of_fix), 4)
         for line in _remarks(of_fix):
             yield _indented(line, 4)
+
+
+def _place(part: Proof | Best) -> str:
+    return f"{part.topology} CPU devices" if part.platform == "cpu" else part.topology
 
 
 def _cycles(side: Side) -> str:
@@ -168,7 +172,7 @@ def _best_table(bests: Sequence[Best]) -> Table:
             if as_fast:
                 answer.append(f"; {' and '.join(as_fast)} costs as much")
         name = f"{best.model}  " if several else ""
-        table.add_row(plain(f"{name}{best.topology}"), best.mode, answer)
+        table.add_row(plain(f"{name}{_place(best)}"), best.mode, answer)
     return table
 
 
@@ -236,7 +240,8 @@ def _verdict(report: ProofReport) -> Text:
     elif not report.errors:
         claims = sum(proof.claims for proof in report.proofs)
         held = f"proven: {claims} claims to clear hold, and " if claims else ""
-        lines.append(Text(f"{held}{len(report.runs)} runs agree", style="bold green"))
+        agree = sum(not run.reason for run in report.runs)
+        lines.append(Text(f"{held}{agree} runs agree", style="bold green"))
     if not report.plan.claimed:
         words = "only measured: what a fix claims to clear is of the model's own settings"
         lines.append(Text(words, style="dim"))
