@@ -14,7 +14,7 @@ from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_mod
 from hlo_audit.errors import HloAuditError
 from hlo_audit.hlo import Module
 from hlo_audit.hlo.loops import executions, trip_count
-from hlo_audit.manifest import Manifest
+from hlo_audit.manifest import Manifest, read_manifest
 from hlo_audit.program import Lowering, Setting
 from hlo_audit.rule import Context, Finding, Rule
 
@@ -109,10 +109,12 @@ def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> l
         ParseError: for a file that holds no whole module.
     """
     if path.is_dir():
-        dump = read_dump(path)
+        # Each folder in it may hold another program, and a manifest of its own.
         return [
-            audit_module_dump(str(path), module, dump.manifest, rules, options)
-            for module in dump.modules
+            audit_module_dump(
+                str(module.folder), module, read_manifest(module.folder), rules, options
+            )
+            for module in read_dump(path).modules
         ]
     module = read_module(path)
     stage = stage_of_file(path, module)
@@ -181,12 +183,13 @@ def _audit(
     except HloAuditError as error:
         return replace(subject, error=error)
     for rule in rules:
-        missing = [stage for stage in rule.reads if stage not in modules]
+        missing = [stage for stage in rule.reads if stage not in readers]
         if missing:
             skipped[rule.code] = f"needs the snapshot {_NAMES[missing[0]]}, which is not here"
             continue
         context = Context(rule, modules, options.get(rule.code))
-        findings.extend(rule.check(modules[rule.reads[0]], context))
+        for finding in rule.check(modules[rule.reads[0]], context):
+            findings.append(replace(finding, fixes=_applicable(finding, rule, subject)))
     final = modules.get("final")
     return replace(
         subject,
@@ -195,6 +198,24 @@ def _audit(
         findings=tuple(findings),
         skipped=skipped,
         cost=None if final is None else estimate_cost(final),
+    )
+
+
+def _applicable(finding: Finding, rule: Rule, subject: ProgramAudit) -> tuple[str, ...]:
+    """The fixes of a finding, less those that are in place or known not to help the program."""
+    fixes = {fix.name: fix for fix in rule.fixes}
+    names = [name for name in finding.fixes if name != subject.layout]
+    if subject.mode is None:
+        return tuple(names)
+    mode, topology = subject.mode, subject.topology or ""
+    return tuple(
+        name
+        for name in names
+        if any(target.mode == mode for target in fixes[name].clears)
+        and (
+            not fixes[name].answers_for(topology)
+            or any(target.covers(mode, topology) for target in fixes[name].clears)
+        )
     )
 
 

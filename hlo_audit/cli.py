@@ -215,7 +215,7 @@ _takes_how = _takes_how_but()
     "budgets",
     multiple=True,
     metavar="RULE=N",
-    help="Fail where a program has more than N findings of a rule; may be repeated.",
+    help="Fail where a program has more than N findings of a rule, notes too; may be repeated.",
 )
 @click.option("--exit-zero", is_flag=True, help="Exit 0 even where the gate fails.")
 @click.option(
@@ -235,7 +235,7 @@ def check(
     output: Path | None,
     verbose: bool,
 ) -> None:
-    """Compile or read programs, apply the rules, and gate on the counts.
+    """Apply the rules to programs, and gate on the counts.
 
     With no PROGRAM, the reference models. Without --max these are held against the counts that this
     version knows of them, and other programs are only reported.
@@ -248,11 +248,15 @@ def check(
     from hlo_audit.run import audit_subjects
 
     rules = select_rules(ALL_RULES, select, ignore)
+    if not rules:
+        raise UsageError("no rule is left to apply", hint="--select and --ignore exclude all")
     options = _read_rule_options(rule_options, ALL_RULES)
     limits = {
         find_rule(ALL_RULES, name).code: _read_count("--max", name, value)
         for name, value in _read_pairs("--max", budgets).items()
     }
+    for code in limits.keys() - {rule.code for rule in rules}:
+        raise UsageError(f"--max {code}: that rule is not applied", hint="select it, or drop --max")
     subjects = _find_subjects(programs or tuple(model.name for model in ALL_MODELS), how)
     with _progress(subjects, how) as on_compiled:
         audits = audit_subjects(
@@ -319,7 +323,7 @@ def lower(program: str, how: _How, folder: Path) -> None:
 @click.argument("rule")
 def explain(rule: str) -> None:
     """Print the documentation of a rule, given by code or slug."""
-    from hlo_audit.report.text import print_explanation
+    from hlo_audit.report.listing import print_explanation
     from hlo_audit.rule import find_rule
     from hlo_audit.rules import ALL_RULES
 
@@ -329,7 +333,7 @@ def explain(rule: str) -> None:
 @cli.command()
 def rules() -> None:
     """List the rules."""
-    from hlo_audit.report.text import print_rules
+    from hlo_audit.report.listing import print_rules
     from hlo_audit.rules import ALL_RULES
 
     print_rules(_console(), ALL_RULES)
@@ -339,7 +343,7 @@ def rules() -> None:
 def models() -> None:
     """List the reference models, their layouts and their settings."""
     from hlo_audit.models import ALL_MODELS
-    from hlo_audit.report.text import print_models
+    from hlo_audit.report.listing import print_models
 
     print_models(_console(), ALL_MODELS)
 
@@ -568,6 +572,10 @@ def _render(report: Report, format_: str, output: Path | None, *, show_all: bool
         from hlo_audit.report.text import print_report
 
         _print(lambda console: print_report(console, report, show_all=show_all), output)
+    if output is not None and not report.gate.passed:
+        from hlo_audit.report.text import verdict
+
+        click.echo(verdict(report).plain, err=True)
 
 
 def _print(print_to: Callable[[Console], None], output: Path | None) -> None:

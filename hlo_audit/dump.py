@@ -298,8 +298,13 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
         ParseError: where it holds no whole module.
     """
     if str(path) == "-":
-        return parse_module(sys.stdin.read(), path="<stdin>")
+        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        if not text.strip():
+            raise DumpError("standard input is empty", hint="did the command before it fail?")
+        return parse_module(text, path="<stdin>", memo=memo)
     data = _read_bytes(path)
+    if not data.strip():
+        raise DumpError(f"{path} is empty")
     if _ending(path.name).startswith(".hlo.pb"):
         return parse_module(_proto_to_text(data, path), path=str(path), memo=memo)
     return parse_module(data.decode("utf-8", errors="replace"), path=str(path), memo=memo)

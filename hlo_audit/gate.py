@@ -47,11 +47,13 @@ class Gate:
     """The verdict of a run.
 
     Attributes:
-        held: how many programs were held against a budget or the reference.
+        held: how many programs were held against something.
+        against: what that was, ``budget`` or ``reference``.
     """
 
     violations: tuple[Violation, ...] = ()
     held: int = 0
+    against: str = "reference"
 
     @property
     def passed(self) -> bool:
@@ -112,7 +114,7 @@ def judge(
         elif reference := next((r for r in references if r.describes(audit)), None):
             held += 1
             violations += _unlike(audit, reference)
-    return Gate(tuple(violations), held)
+    return Gate(tuple(violations), held, "budget" if budgets else "reference")
 
 
 def _over_budget(audit: ProgramAudit, budgets: Mapping[str, int]) -> Iterable[Violation]:

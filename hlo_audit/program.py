@@ -163,6 +163,13 @@ def find_subjects(
     if topology is not None and not topology.strip():
         raise UsageError("the topology is empty", hint="give one such as v5p:2x2x1")
     subjects: list[Subject] = []
+    recorded = [name for name in programs if all(model.name != name for model in models)]
+    asked = [modes, layouts, settings, topology, xla_flags]
+    if len(recorded) == len(programs) and any(asked):
+        raise UsageError(
+            f"{recorded[0]} is there already: modes, layouts, settings, topologies and flags are "
+            "for models, which are compiled"
+        )
     for name in programs:
         model = next((model for model in models if model.name == name), None)
         if model is None:
@@ -193,7 +200,7 @@ def _recorded(name: str, models: Sequence[Model]) -> Recorded:
         return Recorded(path)
     if path.is_symlink() or len(path.parts) > 1 or path.suffix:
         raise UsageError(f"there is no file or folder {name}")
-    raise unknown_name("model, dump folder or HLO file", name, [model.name for model in models])
+    raise unknown_name("reference model, folder or file", name, [m.name for m in models])
 
 
 def _chosen_layouts(model: Model, names: Sequence[str]) -> list[str]:

@@ -189,7 +189,9 @@ def _reason(
     extent = use.user.shape.dimensions[minor] * element_bits(reduced.element_type) // 8
     if len(moving) > 1:
         return "two-dimensions", extent
-    if extent < context.option("min_minor_extent_bytes"):
+    # The limit is of the TPU compiler, whose arrays are tiled.
+    is_tpu = reduced.layout is not None and bool(reduced.layout.tiles)
+    if is_tpu and extent < context.option("min_minor_extent_bytes"):
         return "minor-extent", extent
     return "not-fused", extent
 

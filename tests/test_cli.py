@@ -62,9 +62,11 @@ def test_a_dump_folder_is_reported_with_counts_findings_and_fixes(explicit_dump:
     result = run("check", explicit_dump)
     assert result.returncode == 0, result.stderr
     assert "jit_step" in result.stdout
-    assert "HLA002 relayout-copy  4: 2 parameter, 2 result, 65.5 MB" in result.stdout
+    assert "HLA002 relayout-copy  4: 2 parameter, 2 result; 65.5 MB" in result.stdout
     assert "/src/lm.py:29" in result.stdout
-    assert "fix vocab-embed for" in result.stdout
+    assert "1 (+61)" in result.stdout
+    assert "%copy.3" in result.stdout
+    assert "fix vocab-embed for 1 of 1 HLA001, 4 of 4 HLA002" in result.stdout
     assert "no gate" in result.stdout
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
 
@@ -92,6 +94,41 @@ def test_what_a_single_file_cannot_show_is_null_and_never_zero(explicit_dump: Pa
     assert program["counts"] == {"HLA001": None, "HLA002": 4, "HLA003": None, "HLA004": 0}
     assert set(program["skipped"]) == {"HLA001", "HLA003"}
     assert "before optimisation" in program["skipped"]["HLA001"]
+
+
+def test_the_modules_of_several_folders_are_told_apart(dumps: Callable[[str], Path]) -> None:
+    folder = dumps("lm_head_platforms")
+    report = validated(run("check", folder, "--format", "json").stdout)
+    names = [Path(program["program"]).name for program in report["programs"]]
+    assert names == ["cpu-auto", "cpu-explicit", "gpu-h100-auto", "gpu-h100-explicit"]
+    text = " ".join(run("check", folder, "--max", "HLA002=1").stdout.split())
+    assert "cpu-explicit: HLA002 is 2, at most 1" in text
+
+
+def test_notes_are_listed_where_they_break_a_budget(dumps: Callable[[str], Path]) -> None:
+    folder = dumps("lm_head_platforms") / "cpu-explicit"
+    assert "of a value inside a fusion" not in run("check", folder).stdout
+    assert "of a value inside a fusion" in run("check", folder, "--max", "HLA002=1").stdout
+
+
+def test_a_snapshot_between_the_stages_says_what_is_missing(explicit_dump: Path) -> None:
+    (path,) = explicit_dump.glob("*.before_layout-assignment.txt")
+    report = validated(run("check", path, "--format", "json").stdout)
+    (program,) = report["programs"]
+    assert set(program["counts"].values()) == {None}
+    assert "of the final module" in program["skipped"]["HLA003"]
+
+
+def test_an_empty_standard_input_is_called_so() -> None:
+    assert_one_error_line(run("check", "-", input=""), "standard input is empty")
+
+
+def test_the_verdict_is_seen_where_the_report_goes_to_a_file(
+    explicit_dump: Path, tmp_path: Path
+) -> None:
+    result = run("check", explicit_dump, "--max", "HLA002=3", "--output", tmp_path / "report.txt")
+    assert result.returncode == 1
+    assert "HLA002 is 4, at most 3" in result.stderr
 
 
 def test_standard_input_is_a_file(explicit_dump: Path) -> None:
@@ -207,6 +244,11 @@ def test_one_bad_program_does_not_hide_the_others(explicit_dump: Path, tmp_path:
         (["explain", "relayout"], ["'relayout'", "relayout-copy"]),
         (["lower", "{prose}", "-o", "{empty}"], ["is a dump already"]),
         (["chek"], ["chek"]),
+        (["check", "{prose}", "--topology", "v6e:2x2"], ["for models"]),
+        (["check", "{prose}", "--mode", "auto"], ["for models"]),
+        (["check", "lm-head", "--select", "HLA002", "--ignore", "HLA002"], ["no rule is left"]),
+        (["check", "lm-head", "--select", "HLA002", "--max", "HLA001=0"], ["--max HLA001"]),
+        (["check", "lm-heads"], ["'lm-heads'", "folder or file"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -252,7 +294,7 @@ def test_rules_and_models_are_listed() -> None:
     for slug in ("sharding-custom-call", "relayout-copy", "missed-reduce-scatter"):
         assert slug in listed
     models = run("models").stdout
-    for word in ("lm-head", "vocab-embed", "free-entry-layout", "embed=512", "v5p:2x2x1"):
+    for word in ("lm-head", "vocab-embed", "[vocab, embed]", "embed=512", "v5p:2x2x1"):
         assert word in models
 
 

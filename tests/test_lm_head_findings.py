@@ -227,6 +227,21 @@ def test_findings_name_the_line_of_the_model(find: Find) -> None:
             assert 0 < line <= len(Path(finding["source"]["file"]).read_text().splitlines())
 
 
+def test_a_fix_is_offered_only_where_it_helps(find: Find) -> None:
+    def offered(*program: Any) -> set[str]:
+        return {fix for finding in find(*program)["findings"] for fix in finding["fixes"]}
+
+    assert offered("explicit", "embed-vocab") == {
+        "vocab-embed",
+        "kernel-order-grad",
+        "free-entry-layout",
+    }
+    # On v6e auto_axes clears nothing, and no layout is the fix of itself.
+    assert "kernel-order-grad" not in offered("explicit", "embed-vocab", V6E)
+    assert "vocab-embed" in offered("explicit", "embed-vocab", V6E)
+    assert "vocab-embed" not in offered("explicit", "vocab-embed")
+
+
 def test_the_reference_counts_hold(report: dict[str, Any]) -> None:
     assert report["gate"]["violations"] == []
     assert report["gate"]["held"] >= len(LAYOUTS) * len(MODES)

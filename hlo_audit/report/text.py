@@ -3,49 +3,78 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.markdown import Markdown
-from rich.padding import Padding
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    OverflowMethod,
+    RenderableType,
+    RenderResult,
+)
 from rich.table import Table
 from rich.text import Text
 
 from hlo_audit._version import __version__
 from hlo_audit.audit import ProgramAudit
 from hlo_audit.hlo import SourceLocation
-from hlo_audit.program import Model
 from hlo_audit.report import Report
 from hlo_audit.rule import Finding, Rule
 
 MOST_FINDINGS = 12
-"""How many findings of a rule are listed for a program, unless all are asked for."""
+"""How many different findings of a rule are listed for a program, unless all are asked for."""
+
+_OP_NAME_WIDTH = 70
 
 
 def print_report(console: Console, report: Report, *, show_all: bool = False) -> None:
     """Print a run: counts, findings by program and rule, and the verdict.
 
-    Notes are counted but listed only if ``show_all``.
+    Notes are counted, but listed only if ``show_all`` or where they break a budget.
     """
     console.print(_versions(report))
-    by_subject = groupby(report.programs, key=_subject)
-    for subject, programs in by_subject:
+    broken = {(violation.program, violation.rule) for violation in report.gate.violations}
+    for subject, programs in groupby(report.programs, key=_subject):
         audits = list(programs)
         console.print()
         title, _, settings = subject.partition("\n")
-        console.print(Text(title, style="bold"))
+        console.print(Text(title, style="bold", overflow="fold"))
         if settings:
             console.print(Text(settings, style="dim"))
-        if any(audit.error is None for audit in audits):
-            console.print(_counts_table([audit for audit in audits if audit.error is None]))
+        audited = [audit for audit in audits if audit.error is None]
+        if audited:
+            console.print(_counts_table(audited))
+            for line in _legend(audited):
+                console.print(line)
         for audit in audits:
-            for block in _program(audit, show_all):
+            codes = {rule for program, rule in broken if program == audit.label}
+            for block in _program(audit, show_all, codes):
                 console.print(block)
     console.print()
-    console.print(_verdict(report))
+    if any(audit.findings for audit in report.programs):
+        console.print(Text("hlo-audit explain RULE says more of a rule and its fixes", style="dim"))
+    console.print(verdict(report))
+
+
+class Indented:
+    """Text with a margin, further lines under the first, and no blanks at their ends."""
+
+    def __init__(self, text: Text, by: int, hanging: int = 0, *, cut: bool = False) -> None:
+        self.text = text
+        self.by = by
+        self.hanging = hanging
+        self.cut = cut
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(20, options.max_width - self.by - self.hanging)
+        how: OverflowMethod = "ellipsis" if self.cut else "fold"
+        lines = self.text.wrap(console, width, overflow=how, no_wrap=self.cut)
+        for number, line in enumerate(lines):
+            line.rstrip()
+            yield Text(" " * (self.by + (self.hanging if number else 0))) + line
 
 
 def plain(text: str) -> str:
@@ -65,9 +94,36 @@ def format_bytes(count: int) -> str:
     return f"{value:.3g} TB"
 
 
+def verdict(report: Report) -> Text:
+    """The last lines: whether the gate holds, and what was not audited."""
+    gate = report.gate
+    failed = sum(audit.error is not None for audit in report.programs)
+    lines = [Text(f"  {plain(violation.message)}") for violation in gate.violations]
+    if gate.violations:
+        lines.insert(0, Text("gate failed", style="bold red"))
+    elif gate.held:
+        programs = "1 program" if gate.held == 1 else f"{gate.held} programs"
+        how = "within budget" if gate.against == "budget" else "as the reference counts"
+        lines.append(Text(f"gate passed: {programs} {how}", style="bold green"))
+    else:
+        lines.append(Text("no gate: neither budget nor reference counts for this", style="dim"))
+    if failed:
+        lines.append(Text(f"{failed} of {len(report.programs)} not audited", style="bold red"))
+    return Text("\n").join(lines)
+
+
+# -- the counts
+
+
 def _versions(report: Report) -> Text:
-    found = [f"{name} {version}" for name, version in report.environment.items() if version]
-    return Text(f"hlo-audit {__version__}  " + "  ".join(found), style="dim")
+    """Of this tool, and of what compiled the programs where they say so."""
+    compiled_with = {
+        tuple((name, version) for name, version in audit.versions.items() if version)
+        for audit in report.programs
+    }
+    found = compiled_with.pop() if len(compiled_with) == 1 else ()
+    parts = [f"hlo-audit {__version__}", *(f"{name} {version}" for name, version in found)]
+    return Text("  ".join(parts), style="dim")
 
 
 def _subject(audit: ProgramAudit) -> str:
@@ -86,10 +142,10 @@ def _counts_table(audits: Sequence[ProgramAudit]) -> Table:
     for heading in ("mode", "layout") if named else ("module",):
         table.add_column(heading, overflow="fold")
     for rule in audits[0].rules:
-        table.add_column(rule.code, justify="right")
+        table.add_column(rule.code, justify="right", no_wrap=True)
     has_cost = any(audit.cost for audit in audits)
     if has_cost:
-        table.add_column("est. cycles", justify="right")
+        table.add_column("est. cycles", justify="right", no_wrap=True)
     for audit in audits:
         names = (audit.mode or "-", audit.layout or "-") if named else (audit.module or "-",)
         row = [Text(plain(name)) for name in names]
@@ -101,176 +157,148 @@ def _counts_table(audits: Sequence[ProgramAudit]) -> Table:
 
 
 def _count(audit: ProgramAudit, rule: Rule) -> Text:
+    """Warnings, and notes apart: ``1 (+89)``."""
     count = audit.counts[rule.code]
     if count is None:
         return Text("-", style="dim")
     warnings = sum(f.rule == rule.code and f.severity == "warning" for f in audit.findings)
-    return Text(str(count), style="bold red" if warnings else "" if count else "green")
+    found = Text(str(warnings), style="bold red" if warnings else "green")
+    return found + Text(f" (+{count - warnings})", style="dim") if count > warnings else found
 
 
-def _program(audit: ProgramAudit, show_all: bool) -> Iterable[RenderableType]:
-    name = "/".join(part for part in (audit.mode, audit.layout) if part) or audit.module or ""
+def _legend(audits: Sequence[ProgramAudit]) -> Iterator[RenderableType]:
+    notes = any(finding.severity == "note" for audit in audits for finding in audit.findings)
+    if notes:
+        yield Text("(+n): notes, which --verbose lists", style="dim")
+    reasons: dict[str, list[str]] = {}
+    for code, reason in {c: r for audit in audits for c, r in audit.skipped.items()}.items():
+        reasons.setdefault(reason, []).append(code)
+    for reason, codes in reasons.items():
+        yield Text(f"-: {', '.join(codes)} {reason}", style="dim")
+
+
+# -- the findings
+
+
+def _program(audit: ProgramAudit, show_all: bool, broken: set[str]) -> Iterator[RenderableType]:
+    name = "/".join(part for part in (audit.mode, audit.layout) if part)
     if audit.error is not None:
         yield Text()
-        yield Text(f"{plain(name)}: {plain(str(audit.error))}", style="bold red")
+        yield Text(f"{plain(name or audit.label)}: {plain(str(audit.error))}", style="bold red")
         for line in getattr(audit.error, "log", ()):
             yield Text(f"  | {plain(line)}", style="dim")
         return
-    blocks = [block for rule in audit.rules for block in _rule(audit, rule, show_all)]
+    blocks = [
+        block
+        for rule in audit.rules
+        for block in _rule(audit, rule, show_all, show_notes=rule.code in broken)
+    ]
     if blocks:
         yield Text()
-        yield Text(plain(name), style="bold")
+        yield Text(plain(name or audit.module or audit.label), style="bold")
         yield from blocks
         yield from _fixes(audit)
 
 
-def _rule(audit: ProgramAudit, rule: Rule, show_all: bool) -> Iterable[RenderableType]:
-    if rule.code in audit.skipped:
-        yield _indented(Text(f"{rule.code} {rule.slug}: {audit.skipped[rule.code]}", "dim"), 2)
-        return
+def _rule(
+    audit: ProgramAudit, rule: Rule, show_all: bool, *, show_notes: bool
+) -> Iterator[RenderableType]:
     found = [finding for finding in audit.findings if finding.rule == rule.code]
-    listed = found if show_all else [f for f in found if f.severity == "warning"]
+    with_notes = show_all or show_notes
+    listed = found if with_notes else [f for f in found if f.severity == "warning"]
     if not listed:
         return
     yield _heading(audit, rule, found)
-    listed = sorted(listed, key=_cost_of, reverse=True)
-    shown = listed if show_all else listed[:MOST_FINDINGS]
-    for finding in shown:
-        yield from _finding(finding)
-    if len(shown) < len(listed):
-        rest = f"and {len(listed) - len(shown)} more (--verbose lists all)"
-        yield _indented(Text(rest, "dim"), 4)
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in sorted(listed, key=_cost_of, reverse=True):
+        identity = (finding.message, finding.source, finding.op_name, finding.executions)
+        alike.setdefault(identity, []).append(finding)
+    groups = list(alike.values())
+    for group in groups if show_all else groups[:MOST_FINDINGS]:
+        yield from _finding(group)
+    rest = sum(map(len, groups[MOST_FINDINGS:]))
+    if rest and not show_all:
+        yield Indented(Text(f"and {rest} more (--verbose lists all)", "dim"), 4)
 
 
-def _fixes(audit: ProgramAudit) -> Iterable[RenderableType]:
-    """Each fix once, with the rules whose findings it clears."""
-    clears: dict[str, list[Rule]] = {}
-    for rule in audit.rules:
-        found = [finding for finding in audit.findings if finding.rule == rule.code]
-        for name in dict.fromkeys(name for finding in found for name in finding.fixes):
-            clears.setdefault(name, []).append(rule)
-    for name, rules in clears.items():
-        change = next(fix.change for fix in rules[0].fixes if fix.name == name)
-        codes = ", ".join(rule.code for rule in rules)
-        parts = (("fix ", "green"), (name, "green bold"), f" for {codes}: {change}")
-        yield _indented(Text.assemble(*parts), 2)
-
-
-def _indented(text: Text, by: int, style: str = "none") -> Padding:
-    return Padding(text, (0, 0, 0, by), style=style, expand=False)
-
-
-def _heading(audit: ProgramAudit, rule: Rule, found: Sequence[Finding]) -> Padding:
+def _heading(audit: ProgramAudit, rule: Rule, found: Sequence[Finding]) -> Indented:
     tallies = audit.tallies[rule.code]
     classes = ", ".join(f"{count} {name}" for name, count in sorted(tallies.items()))
-    costs = []
-    if rule.code in audit.bytes:
-        costs.append(format_bytes(audit.bytes[rule.code]))
-    cycles = sum(_cost_of(finding)[0] for finding in found)
-    if cycles:
-        costs.append(f"{cycles:,} est. cycles")
+    costs = [_format_cost(found)]
     text = Text.assemble(
         (f"{rule.code} {rule.slug}", "bold"),
-        f"  {len(found)}: {classes}" + "".join(f", {cost}" for cost in costs),
+        f"  {len(found)}: {classes}" + "".join(f"; {cost}" for cost in costs if cost),
     )
-    return _indented(text, 2)
+    return Indented(text, 2, hanging=2)
 
 
-def _finding(finding: Finding) -> Iterable[RenderableType]:
-    color = "red" if finding.severity == "warning" else "dim"
-    yield _indented(Text.assemble(("- ", color), plain(finding.message)), 4)
-    where = _location(finding.source) if finding.source else ""
-    # Much is traced in a layer that all of a model shares: its caller says which part it is.
-    outside = (f for f in finding.stack if finding.source and f.file != finding.source.file)
-    caller = next(outside, None)
-    if finding.executions is None:
-        where += "  (in a loop)"
-    elif finding.executions != 1:
-        where += f"  ({finding.executions} times a step)"
-    if where:
-        yield _indented(Text(plain(where.strip()), "dim", overflow="fold"), 6)
-    if caller is not None:
-        yield _indented(Text(plain(f"from {_location(caller)}"), "dim", overflow="fold"), 6)
-    if "/" in finding.op_name:  # an argument's name stands in the message
-        name = Text(plain(finding.op_name), "dim", no_wrap=True, overflow="ellipsis")
-        yield _indented(name, 6)
+def _format_cost(findings: Sequence[Finding]) -> str:
+    """What the findings take in one step, each run of them counted."""
+    cycles, moved = (sum(costs) for costs in zip(*map(_cost_of, findings), strict=True))
+    parts = [format_bytes(moved)] if moved else []
+    if cycles:
+        parts.append(f"{cycles:,} est. cycles")
+    return f"{', '.join(parts)} a step" if parts else ""
 
 
 def _cost_of(finding: Finding) -> tuple[int, int]:
-    """Cycles, then bytes, of all its runs: what lists the most costly first."""
+    """Cycles, then bytes, of all its runs in a step: what lists the most costly first."""
     runs = 1 if finding.executions is None else finding.executions
     return (finding.estimated_cycles or 0) * runs, (finding.bytes or 0) * runs
+
+
+def _finding(group: Sequence[Finding]) -> Iterator[RenderableType]:
+    """One entry for findings that differ in nothing but their instruction."""
+    finding = group[0]
+    color = "red" if finding.severity == "warning" else "dim"
+    times = f"{len(group)} times: " if len(group) > 1 else ""
+    yield Indented(Text.assemble(("- ", color), times + plain(finding.message)), 4, hanging=2)
+    instructions = ", ".join(f"%{plain(one.instruction)}" for one in group[:4])
+    more = f" and {len(group) - 4} more" if len(group) > 4 else ""
+    facts = [f"{instructions}{more}", _format_cost(group)]
+    if finding.executions is None:
+        facts.append("in a loop of unknown trips")
+    elif finding.executions != 1:
+        facts.append(f"runs {finding.executions} times")
+    yield Indented(Text("; ".join(fact for fact in facts if fact), "dim"), 6, hanging=2)
+    if finding.source is not None:
+        yield Indented(Text(_location(finding.source), "dim"), 6, hanging=2)
+        # Much is traced in a layer that all of a model shares: its caller says which part it is.
+        outside = (frame for frame in finding.stack if frame.file != finding.source.file)
+        caller = next(outside, None)
+        if caller is not None:
+            yield Indented(Text(f"from {_location(caller)}", "dim"), 6, hanging=2)
+    if "/" in finding.op_name:  # an argument's name stands in the message
+        name = plain(finding.op_name)
+        if len(name) > _OP_NAME_WIDTH:  # the end tells most
+            name = "..." + name[-_OP_NAME_WIDTH:]
+        yield Indented(Text(name, "dim"), 6, cut=True)
 
 
 def _location(source: SourceLocation) -> str:
     path = Path(source.file)
     if path.is_absolute():
         path = Path(min(os.path.relpath(path), str(path), key=len))
+    shown = str(path)
+    if "site-packages/" in shown:
+        shown = shown.rpartition("site-packages/")[2]
     function = f" in {source.function}" if source.function else ""
-    return f"{path}:{source.line}{function}"
+    return plain(f"{shown}:{source.line}{function}")
 
 
-def _verdict(report: Report) -> Text:
-    gate = report.gate
-    failed = sum(audit.error is not None for audit in report.programs)
-    lines = [Text(f"  {plain(violation.message)}") for violation in gate.violations]
-    if gate.violations:
-        lines.insert(0, Text("gate failed", style="bold red"))
-    elif gate.held:
-        programs = "1 program" if gate.held == 1 else f"{gate.held} programs"
-        lines.append(Text(f"gate passed: {programs} as expected", style="bold green"))
-    else:
-        lines.append(Text("no gate: neither budget nor reference counts for this", style="dim"))
-    if failed:
-        lines.append(Text(f"{failed} of {len(report.programs)} not audited", style="bold red"))
-    return Text("\n").join(lines)
-
-
-def print_rules(console: Console, rules: Sequence[Rule]) -> None:
-    """Print a table of the rules."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in ("code", "slug", "reports"):
-        table.add_column(heading)
-    for rule in rules:
-        table.add_row(rule.code, rule.slug, rule.summary)
-    console.print(table)
-
-
-def print_models(console: Console, models: Sequence[Model]) -> None:
-    """Print the reference models, their layouts and their settings."""
-    for model in models:
-        console.print(Text.assemble((model.name, "bold"), f"  {model.summary}"))
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
-        for number, layout in enumerate(model.layouts):
-            table.add_row(layout.name, layout.summary + (" (baseline)" if number == 0 else ""))
-        console.print(table)
-        settings = "  ".join(f"{name}={value}" for name, value in model.configure({}).items())
-        console.print(Padding(Text(f"--set {settings}", style="dim"), (0, 0, 0, 2)))
-        topologies = "  ".join(f"{key}: {value}" for key, value in model.topologies.items())
-        console.print(Padding(Text(f"--topology {topologies}", style="dim"), (0, 0, 0, 2)))
-
-
-def print_explanation(console: Console, rule: Rule) -> None:
-    """Print the documentation of a rule, its options and its fixes."""
-    console.print(Text.assemble((f"{rule.code} {rule.slug}", "bold")))
-    console.print()
-    console.print(Markdown(rule.documentation))
-    sections: list[RenderableType] = []
-    if rule.options:
-        sections.append(Markdown("## Options"))
-        options = "\n".join(
-            f"- `{rule.slug}.{name}`: {value:,} by default" for name, value in rule.options.items()
-        )
-        sections.append(Markdown(options))
-    if rule.fixes:
-        sections.append(Markdown("## Fixes"))
+def _fixes(audit: ProgramAudit) -> Iterator[RenderableType]:
+    """Each fix once, with how many of which rule's findings it is for."""
+    clears: dict[str, list[str]] = {}
+    changes: dict[str, str] = {}
+    for rule in audit.rules:
+        found = [f for f in audit.findings if f.rule == rule.code and f.severity == "warning"]
         for fix in rule.fixes:
-            claims = "".join(f"\n- {name}: {text}" for name, text in fix.claims.items())
-            sections.append(
-                Markdown(
-                    f"**{fix.name}**: {fix.change}.\n\n"
-                    f"- Shown by: {fix.model}, layout `{fix.before}` against `{fix.name}`\n"
-                    f"- Cost: {fix.cost}{claims}"
-                )
-            )
-    console.print(Group(*sections))
+            count = sum(fix.name in finding.fixes for finding in found)
+            if count:
+                modes = sorted({target.mode for target in fix.clears})
+                only = f" (in {modes[0]} mode)" if len(modes) == 1 and audit.mode is None else ""
+                changes.setdefault(fix.name, f"{fix.change}{only}")
+                clears.setdefault(fix.name, []).append(f"{count} of {len(found)} {rule.code}")
+    for name, counts in clears.items():
+        parts = (("fix ", "green"), (name, "green bold"), f" for {', '.join(counts)}: ")
+        yield Indented(Text.assemble(*parts, changes[name]), 2, hanging=2)
