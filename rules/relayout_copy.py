@@ -159,7 +159,7 @@ def _place(
         return "fused", {}, copy.operands[0]
     details: dict[str, Detail]
     if copy.computation is module.entry:
-        source = origin(module, Site(copy.operand_values[0]), through=MOVES | {"convert"})
+        source = _before_prefetch(module, Site(copy.operand_values[0]))
         parameter = source.instruction
         if parameter.opcode == "parameter":
             details = {
@@ -172,6 +172,24 @@ def _place(
             details = {"output": list(output), "argument": _donated_argument(module, output)}
             return "result", details, source.instruction
     return "inner", {}, copy.operands[0]
+
+
+def _before_prefetch(module: Module, site: Site) -> Site:
+    """Where a value comes from, past moves and conversions.
+
+    The TPU compiler prefetches a large buffer in pieces: as bytes, cut into slices that are moved
+    side by side, and joined again by a custom call to ConcatBitcast.
+    """
+    source = origin(module, site, through=MOVES | {"convert"})
+    while source.instruction.custom_call_target == "ConcatBitcast":
+        pieces = {
+            origin(module, Site(piece, source.calls), through=MOVES | {"slice"})
+            for piece in source.instruction.operand_values
+        }
+        if len(pieces) != 1:
+            break
+        source = origin(module, pieces.pop(), through=MOVES | {"convert"})
+    return source
 
 
 def argument_name(parameter: Instruction) -> str:
@@ -254,6 +272,41 @@ copy-start(%param)
 }
 """
         },
+    ),
+    Example(
+        "a parameter that is prefetched in pieces",
+        1,
+        {
+            "final": """\
+HloModule jit_step, is_scheduled=true
+
+%first (p: s8[16384000]) -> s8[8192000] {
+  %p = s8[16384000]{0:T(1024)(128)(4,1)} parameter(0)
+  ROOT %slice.1 = s8[8192000]{0:T(1024)(128)(4,1)S(1)} slice(%p), slice={[0:8192000]}
+}
+
+%second (q: s8[16384000]) -> s8[8192000] {
+  %q = s8[16384000]{0:T(1024)(128)(4,1)} parameter(0)
+  ROOT %slice.2 = s8[8192000]{0:T(1024)(128)(4,1)S(1)} slice(%q), slice={[8192000:16384000]}
+}
+
+ENTRY %main (param: f32[128,32000]) -> f32[128,32000] {
+  %param = f32[128,32000]{1,0:T(8,128)} parameter(0), metadata={op_name="kernel"}
+  %bitcast.1 = s8[16384000]{0:T(1024)(128)(4,1)} bitcast(%param)
+  %start.1 = ((s8[16384000]{0:T(1024)(128)(4,1)}), s8[8192000]{0:T(1024)(128)(4,1)S(1)}, \
+s32[]{:S(2)}) async-start(%bitcast.1), calls=%first
+  %start.2 = ((s8[16384000]{0:T(1024)(128)(4,1)}), s8[8192000]{0:T(1024)(128)(4,1)S(1)}, \
+s32[]{:S(2)}) async-start(%bitcast.1), calls=%second
+  %done.1 = s8[8192000]{0:T(1024)(128)(4,1)S(1)} async-done(%start.1)
+  %done.2 = s8[8192000]{0:T(1024)(128)(4,1)S(1)} async-done(%start.2)
+  %joined = f32[128,32000]{1,0:T(8,128)S(1)} custom-call(%done.1, %done.2), \
+custom_call_target="ConcatBitcast"
+  %copy.1 = f32[128,32000]{0,1:T(8,128)} copy(%joined)
+  ROOT %negate.1 = f32[128,32000]{0,1:T(8,128)} negate(%copy.1)
+}
+"""
+        },
+        tallies={"parameter": 1},
     ),
     Example(
         "the same order under other tiles",

@@ -95,12 +95,25 @@ def origin(module: Module, site: Site, *, through: frozenset[str] = MOVES) -> Si
             if len(calls) == _MAX_DEPTH:
                 break
             value, calls = Value(called[0].root, index), (*calls, instruction)
+        elif opcode in ("async-done", "async-update") and operands:
+            start = _async_start(instruction)
+            called = module.called(start) if start is not None else ()
+            if start is None or not called or len(calls) == _MAX_DEPTH:
+                break
+            value, calls = Value(called[0].root, index), (*calls, start)
         elif operands and (opcode in through or _is_annotation(instruction, through)):
             # The elements of copy-start's tuple are the moved array, its source and a context.
             value = _element(operands[0], () if opcode == "copy-start" else index)
         else:
             break
     return Site(value, calls)
+
+
+def _async_start(instruction: Instruction) -> Instruction | None:
+    """The start of the asynchronous operation that ``instruction`` continues or ends."""
+    while instruction.opcode in ("async-done", "async-update") and instruction.operands:
+        instruction = instruction.operands[0]
+    return instruction if instruction.opcode == "async-start" else None
 
 
 def _is_annotation(instruction: Instruction, through: frozenset[str]) -> bool:
