@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_module, stage_of_file
-from hlo_audit.errors import HloAuditError
+from hlo_audit.errors import HloAuditError, InternalError
 from hlo_audit.hlo import Module
 from hlo_audit.hlo.loops import executions, trip_count
 from hlo_audit.manifest import Manifest, read_manifest
 from hlo_audit.program import Lowering, Setting
-from hlo_audit.rule import Context, Finding, Rule
+from hlo_audit.rule import Context, Finding, LayoutFix, Rule
 
 RuleOptions = Mapping[str, Mapping[str, int]]
 """Rule code -> option -> value; what is not named keeps its default."""
@@ -79,6 +79,20 @@ class ProgramAudit:
         found = Counter(finding.rule for finding in self.findings)
         return {r.code: None if r.code in self.skipped else found[r.code] for r in self.rules}
 
+    def fixes_of(self, finding: Finding) -> tuple[str, ...]:
+        """The fixes of a finding, less those that are in place or known not to help here."""
+        rule = next(rule for rule in self.rules if rule.code == finding.rule)
+        clears = {fix.name: fix for fix in rule.fixes if self._may_help(fix)}
+        return tuple(name for name in finding.fixes if name in clears and name != self.layout)
+
+    def _may_help(self, fix: LayoutFix) -> bool:
+        if self.mode is None:
+            return True
+        topology = self.topology or ""
+        if fix.answers_for(topology):
+            return any(target.covers(self.mode, topology) for target in fix.clears)
+        return any(target.mode == self.mode for target in fix.clears)
+
     @property
     def tallies(self) -> dict[str, dict[str, int]]:
         """Findings by rule code and by the class that the rule tells apart."""
@@ -109,11 +123,8 @@ def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> l
         ParseError: for a file that holds no whole module.
     """
     if path.is_dir():
-        # Each folder in it may hold another program, and a manifest of its own.
         return [
-            audit_module_dump(
-                str(module.folder), module, read_manifest(module.folder), rules, options
-            )
+            audit_module_dump(str(module.folder), module, _manifest_of(module), rules, options)
             for module in read_dump(path).modules
         ]
     module = read_module(path)
@@ -121,6 +132,13 @@ def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> l
     readers: dict[AuditStage, Callable[[], Module]] = {stage: lambda: module} if stage else {}
     subject = ProgramAudit(str(path), module=module.name)
     return [_audit(subject, readers, rules, options)]
+
+
+def _manifest_of(module: ModuleDump) -> Manifest | None:
+    """The manifest of the folder that a module lies in, where it is of this module: the compile of
+    a program may dump others beside it."""
+    manifest = read_manifest(module.folder)
+    return manifest if manifest is not None and manifest.module == module.name else None
 
 
 def audit_lowered(
@@ -188,8 +206,12 @@ def _audit(
             skipped[rule.code] = f"needs the snapshot {_NAMES[missing[0]]}, which is not here"
             continue
         context = Context(rule, modules, options.get(rule.code))
-        for finding in rule.check(modules[rule.reads[0]], context):
-            findings.append(replace(finding, fixes=_applicable(finding, rule, subject)))
+        # A rule that fails on a module no dump has shown before must not take the other programs
+        # with it: whatever it raises is the error of this one.
+        try:
+            findings.extend(rule.check(modules[rule.reads[0]], context))
+        except Exception as error:
+            return replace(subject, error=_internal_error(rule.code, error))
     final = modules.get("final")
     return replace(
         subject,
@@ -201,21 +223,10 @@ def _audit(
     )
 
 
-def _applicable(finding: Finding, rule: Rule, subject: ProgramAudit) -> tuple[str, ...]:
-    """The fixes of a finding, less those that are in place or known not to help the program."""
-    fixes = {fix.name: fix for fix in rule.fixes}
-    names = [name for name in finding.fixes if name != subject.layout]
-    if subject.mode is None:
-        return tuple(names)
-    mode, topology = subject.mode, subject.topology or ""
-    return tuple(
-        name
-        for name in names
-        if any(target.mode == mode for target in fixes[name].clears)
-        and (
-            not fixes[name].answers_for(topology)
-            or any(target.covers(mode, topology) for target in fixes[name].clears)
-        )
+def _internal_error(code: str, error: Exception) -> InternalError:
+    return InternalError(
+        f"the rule {code} failed on this module: {type(error).__name__}: {str(error)[:200]}",
+        hint=f"please report it with the module; --ignore {code} leaves the rule out",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,9 @@ _NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())
 def main() -> NoReturn:
     """Run the command line. What goes wrong is one line on standard error and an exit code."""
     code: int | str | None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(standalone_mode=False, prog_name="hlo-audit")
     except HloAuditError as error:
@@ -62,6 +66,9 @@ def main() -> NoReturn:
     except BrokenPipeError:
         _drop_output()
         code = 0
+    except OSError as error:
+        click.echo(f"hlo-audit: error: {error.strerror or error}", err=True)
+        code = EXIT_USAGE
     except Exception as error:  # a fault of this tool: shown whole, so that it can be reported
         import traceback
 
@@ -258,6 +265,8 @@ def check(
     for code in limits.keys() - {rule.code for rule in rules}:
         raise UsageError(f"--max {code}: that rule is not applied", hint="select it, or drop --max")
     subjects = _find_subjects(programs or tuple(model.name for model in ALL_MODELS), how)
+    if output is not None and any(_is_input(output, name) for name in programs):
+        raise UsageError(f"{output} is what is read", hint="write the report to another file")
     with _progress(subjects, how) as on_compiled:
         audits = audit_subjects(
             subjects,
@@ -482,13 +491,19 @@ def _say_platform(platform: Platform, how: _How) -> None:
         click.echo('no libtpu here: compiling for cpu (pip install "jax[tpu]")', err=True)
 
 
+def _is_input(output: Path, program: str) -> bool:
+    source = Path(program)
+    return source.exists() and output.exists() and output.samefile(source)
+
+
 def _read_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     """Read ``NAME=VALUE`` texts; the last of two with one name wins."""
-    pairs = {}
+    pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise UsageError(f"{option} {text} is not of the form NAME=VALUE")
+        pairs.pop(name, None)  # last in order too: a rule has two names
         pairs[name] = value
     return pairs
 
@@ -603,15 +618,32 @@ def _put(text: str, output: Path | None) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
+    """Write a file whole or not at all; what is no regular file (a device, a pipe) is written to.
 
     Raises:
         UsageError: where the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        # A link keeps pointing where it does: what it points to is replaced.
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+            return
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".hlo-audit-")
+        temporary = Path(name)
+        try:
+            os.close(handle)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(target)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        raise UsageError(f"cannot write {str(path)[:200]}: {error.strerror}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -9,6 +9,7 @@ suffix, never by a part of it. Nothing is read before it is asked for, and nothi
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import re
@@ -195,7 +196,7 @@ def read_dump(folder: Path) -> Dump:
         if name := parse_file_name(path.name):
             here = name._replace(snapshot=replace(name.snapshot, path=path))
             found.setdefault((path.parent, name.prefix), []).append(here)
-    modules = tuple(_module_dump(key[0], names) for key, names in sorted(found.items()))
+    modules = tuple(_module_dump(key[0], names) for key, names in sorted(found.items(), key=_order))
     if not modules:
         raise DumpError(
             f"no HLO dump is in {folder}",
@@ -210,7 +211,7 @@ def _files(folder: Path) -> Iterator[Path]:
     def fail(error: OSError) -> NoReturn:
         raise DumpError(f"cannot read {error.filename}: {error.strerror}")
 
-    if not folder.exists():
+    if not os.path.lexists(folder):
         raise DumpError(f"there is no file or folder {folder}")
     for parent, _, names in os.walk(folder, onerror=fail):
         for name in sorted(names):
@@ -219,18 +220,30 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield path
 
 
+def _order(item: tuple[tuple[Path, str], list[FileName]]) -> tuple[Path, int, str]:
+    """By folder, then by the number that XLA gave the module."""
+    folder, prefix = item[0]
+    number = prefix.partition("module_")[2].partition(".")[0]
+    return folder, int(number), prefix
+
+
 def _module_dump(folder: Path, names: list[FileName]) -> ModuleDump:
     # A snapshot may be there both as text and as proto: text is read without jaxlib.
     names.sort(key=lambda name: FORMATS.index(_ending(name.snapshot.path.name)), reverse=True)
     stages = {name.snapshot.stage: name.snapshot for name in names}
-    passes = {n.snapshot.number or 0: n.snapshot for n in names if n.snapshot.stage == "pass"}
+    # By the whole name but its ending: a number may be there twice.
+    passes = {
+        (s.number or 0, s.pipeline, s.after, s.before, s.step): s
+        for s in (name.snapshot for name in names)
+        if s.stage == "pass"
+    }
     return ModuleDump(
         folder,
         names[0].prefix,
         names[0].module,
         next((name.platform for name in names if name.platform), None),
         stages.get("before_optimizations"),
-        tuple(passes[number] for number in sorted(passes)),
+        tuple(passes[key] for key in sorted(passes)),
         stages.get("after_optimizations"),
         stages.get("after_codegen"),
     )
@@ -298,6 +311,8 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
         ParseError: where it holds no whole module.
     """
     if str(path) == "-":
+        if sys.stdin is None:
+            raise DumpError("standard input is closed")
         text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
         if not text.strip():
             raise DumpError("standard input is empty", hint="did the command before it fail?")
@@ -338,13 +353,33 @@ def _proto_to_text(data: bytes, path: Path) -> str:
     try:
         from jaxlib._hlo import HloModule
     except ImportError:  # jaxlib before 0.8
-        from jaxlib._jax import HloModule
+        try:
+            from jaxlib._jax import HloModule
+        except ImportError:
+            raise DumpError(
+                f"{path} needs jaxlib to be read", hint="pip install jaxlib, or dump as text"
+            ) from None
     try:
-        module = HloModule.from_serialized_hlo_module_proto(_hlo_module_proto(data))
+        with _native_stderr_silenced():
+            module = HloModule.from_serialized_hlo_module_proto(_hlo_module_proto(data))
+            return str(module.to_string())
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else "not an HLO proto"
         raise DumpError(f"{path} holds no serialised HLO module: {reason}") from None
-    return str(module.to_string())
+
+
+@contextlib.contextmanager
+def _native_stderr_silenced() -> Iterator[None]:
+    """Keep what the C++ of jaxlib has to say of a damaged proto off the user's terminal."""
+    sys.stderr.flush()
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
 
 
 def _hlo_module_proto(data: bytes) -> bytes:

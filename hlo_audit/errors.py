@@ -67,6 +67,13 @@ class ParseError(HloAuditError):
         self.column = column
 
 
+class InternalError(HloAuditError):
+    """A fault of this tool that one program ran into; the others are audited."""
+
+    exit_code = 70
+    kind = "internal"
+
+
 class CompileError(HloAuditError):
     """A compile that failed, crashed or ran out of time.
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hlo_audit.errors import DumpError
 
@@ -19,6 +21,8 @@ MANIFEST_NAME = "hlo-audit.json"
 
 SCHEMA_VERSION = 1
 """Keys are added within a version, never changed or removed."""
+
+_MOST_BYTES = 1 << 20
 
 Setting = int | float | bool | str
 
@@ -81,9 +85,9 @@ class Manifest:
             raise ValueError(f"schema_version is {version!r}, not {SCHEMA_VERSION}")
         return cls(
             program=_field(data, "program", str),
-            mode=_field(data, "mode", str),
+            mode=_one_of(data, "mode", ("auto", "explicit")),
             layout=None if data.get("layout") is None else _field(data, "layout", str),
-            platform=_field(data, "platform", str),
+            platform=_one_of(data, "platform", ("tpu", "cpu")),
             topology=_field(data, "topology", str),
             mesh=_mapping(data, "mesh", int),
             settings=_mapping(data, "settings", bool, int, float, str),
@@ -105,12 +109,15 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / MANIFEST_NAME
     try:
-        return Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
+        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > _MOST_BYTES:
+            raise ValueError("it is no file of a reasonable size")
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return Manifest.from_json(data)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise DumpError(
-            f"{path} is no manifest: {error}",
+            f"{path} is no manifest: {str(error)[:200]}",
             hint="take the file away to audit the dump without it, or compile the program again",
         ) from None
 
@@ -127,6 +134,17 @@ def _field(data: Mapping[str, Any], name: str, *kinds: type) -> Any:
     return _checked(name, data[name], kinds)
 
 
+def _one_of(data: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
+    value = _field(data, name, str)
+    if value not in known:
+        raise ValueError(f"{name} is {value[:40]!r}, not one of {', '.join(known)}")
+    return str(value)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
 def _mapping(data: Mapping[str, Any], name: str, *kinds: type) -> dict[str, Any]:
     items = _field(data, name, dict).items()
     return {key: _checked(f"{name}.{key}", value, kinds) for key, value in items}
@@ -136,5 +154,7 @@ def _checked(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     # By exact type: a bool is an int to isinstance.
     if type(value) not in kinds:
         expected = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{name} is {value!r}, not of type {expected}")
+        raise ValueError(f"{name} is {repr(value)[:80]}, not of type {expected}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}")
     return value

@@ -196,8 +196,16 @@ def find_subjects(
 
 def _recorded(name: str, models: Sequence[Model]) -> Recorded:
     path = Path(name)
-    if name == "-" or path.exists():
+    if name == "-":
         return Recorded(path)
+    if not name:
+        raise UsageError("a program's name is empty", hint="is a variable not set?")
+    try:
+        if path.exists():
+            # "./-" is a file, and only "-" standard input.
+            return Recorded(path.absolute() if str(path) == "-" else path)
+    except OSError as error:
+        raise UsageError(f"cannot read {name[:80]}: {error.strerror}") from None
     if path.is_symlink() or len(path.parts) > 1 or path.suffix:
         raise UsageError(f"there is no file or folder {name}")
     raise unknown_name("reference model, folder or file", name, [m.name for m in models])

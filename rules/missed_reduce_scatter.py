@@ -58,14 +58,14 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
     for instruction in module.instructions:
         if instruction.opcode not in _ALL_REDUCES or is_reduce_scatter(module, instruction):
             continue
-        groups = instruction.replica_groups(module.device_count)
-        if groups is None or max(map(len, groups)) < 2:
-            continue
         for value in _reduced_values(instruction):
             if value.shape.logical_bytes < context.option("min_bytes"):
                 continue
             slices = _slices(module, value)
-            if slices and _scatters(module, slices, groups):
+            groups = instruction.replica_groups(module.device_count) if slices else None
+            if groups is None or min(map(len, groups)) < 2:
+                continue
+            if _scatters(module, slices, groups):
                 yield _finding(module, context, value, slices[0], groups)
 
 
@@ -89,9 +89,15 @@ def _reduced_values(all_reduce: Instruction) -> Iterator[Value]:
 def _slices(module: Module, value: Value) -> list[Use]:
     """The dynamic-slices that are all the uses of ``value``; empty if it has any other."""
     uses = terminal_uses(module, value, through=MOVES | {"convert"})
-    if uses and all(use.user.opcode == "dynamic-slice" and use.operand == 0 for use in uses):
-        return uses
-    return []
+    return uses if uses and all(map(_is_slice, uses)) else []
+
+
+def _is_slice(use: Use) -> bool:
+    """Whether a value is cut into a part of the same rank, every size of it known."""
+    if use.user.opcode != "dynamic-slice" or use.operand != 0:
+        return False
+    part, whole = use.user.shape, use.user.operand_values[0].shape
+    return part.rank == whole.rank and -1 not in part.dimensions + whole.dimensions
 
 
 def _scatters(module: Module, slices: Sequence[Use], groups: Sequence[Sequence[int]]) -> bool:
@@ -150,7 +156,8 @@ def _finding(
         + _REASONS[reason].format(extent=extent, least=least)
     )
     # A combined all-reduce has the metadata of one of its parts: the operand knows its own.
-    made_by = all_reduce.operands[element or 0]
+    operands = all_reduce.operands
+    made_by = operands[element or 0] if (element or 0) < len(operands) else all_reduce
     return context.finding(
         module,
         all_reduce,

@@ -54,6 +54,9 @@ from hlo_audit.rule import (
     bit_for_bit,
 )
 
+# Moves between a parameter or a result and its copy are a handful.
+_LONGEST_CHAIN = 100
+
 _PARAMETER_FIXES = ("vocab-embed", "kernel-order-grad", "free-entry-layout")
 
 
@@ -200,7 +203,9 @@ def argument_name(parameter: Instruction) -> str:
 def _reader(copy: Instruction) -> Instruction:
     """The first reader of the copied buffer that does something with it."""
     reader = copy
-    while reader.users and (reader is copy or reader.opcode in MOVES | {"convert"}):
+    for _ in range(_LONGEST_CHAIN):
+        if not reader.users or not (reader is copy or reader.opcode in MOVES | {"convert"}):
+            break
         reader = reader.users[0]
     return reader
 
@@ -209,7 +214,7 @@ def output_index(module: Module, instruction: Instruction) -> tuple[int, ...] | 
     """The output of the entry that ``instruction`` becomes, past moves; ``None`` for none."""
     seen: set[Instruction] = set()
     waiting = [instruction]
-    while waiting:
+    while waiting and len(seen) < _LONGEST_CHAIN:
         current = waiting.pop()
         if current in seen:
             continue

@@ -50,6 +50,9 @@ from hlo_audit.rule import (
 # Between a dot and its transpose the simplifier looks past these by itself.
 _TRANSPARENT = frozenset({"convert", "copy", "bitcast"})
 
+# Between a dot and its transpose stand one or two of them.
+_LONGEST_CHAIN = 100
+
 _ELEMENTWISE = frozenset(
     {
         *("abs", "add", "and", "atan2", "ceil", "clamp", "compare", "convert", "copy", "cosine"),
@@ -120,7 +123,9 @@ def _finding(
 
 def _dot_before(call: Instruction) -> Instruction | None:
     current = call.operands[0]
-    while (current.opcode in _TRANSPARENT or is_annotation(current)) and current.operands:
+    for _ in range(_LONGEST_CHAIN):
+        if not current.operands or not (current.opcode in _TRANSPARENT or is_annotation(current)):
+            break
         current = current.operands[0]
     return current if current.opcode == "dot" else None
 
@@ -129,7 +134,7 @@ def _foldable_transpose_after(call: Instruction, dot: Instruction) -> Instructio
     """The transpose of the dot's result that the dot of the exchanged operands would spare."""
     waiting = list(call.users)
     seen: set[Instruction] = set()
-    while waiting:
+    while waiting and len(seen) < _LONGEST_CHAIN:
         user = waiting.pop()
         if user.opcode == "transpose" and swaps_operands(dot, user.dimensions):
             return user
@@ -142,7 +147,13 @@ def _foldable_transpose_after(call: Instruction, dot: Instruction) -> Instructio
 def _known_shardings(computation: Computation) -> dict[Instruction, Sharding]:
     """The sharding of each instruction that has one or takes its operands'."""
     known: dict[Instruction, Sharding] = {}
+    # A constant, or one spread over an array, has any sharding that is wanted of it.
+    constants: set[Instruction] = set()
     for instruction in computation:
+        if instruction.opcode == "constant" or (
+            instruction.opcode == "broadcast" and constants.issuperset(instruction.operands)
+        ):
+            constants.add(instruction)
         if instruction.sharding is not None:
             known[instruction] = instruction.sharding
         elif instruction.opcode in _ELEMENTWISE:
@@ -150,19 +161,12 @@ def _known_shardings(computation: Computation) -> dict[Instruction, Sharding]:
                 operand
                 for operand in instruction.operands
                 if operand.shape.dimensions == instruction.shape.dimensions
-                and not _is_constant(operand)
+                and operand not in constants
             ]
             found = [known[operand] for operand in whole if operand in known]
             if found and len(found) == len(whole) and all(_same(one, found[0]) for one in found):
                 known[instruction] = found[0]
     return known
-
-
-def _is_constant(instruction: Instruction) -> bool:
-    """A constant, or one spread over an array: it has any sharding that is wanted of it."""
-    while instruction.opcode == "broadcast":
-        instruction = instruction.operands[0]
-    return instruction.opcode == "constant"
 
 
 def _same(one: Sharding, other: Sharding) -> bool:

@@ -44,6 +44,9 @@ from hlo_audit.rule import (
     bit_for_bit,
 )
 
+# A gradient passes a handful of these.
+_LONGEST_CHAIN = 100
+
 # A gradient passes these between its dot and its transpose, and keeps its dimensions.
 _PASSED = frozenset(
     {
@@ -57,16 +60,23 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each dot whose transpose stayed apart and came to copies."""
     final = context.module("final")
     copies = [copy for copy in final.instructions if copy.opcode == "copy" and copy.operands]
+    # Layers repeat: the copies of one shape and order are looked for once.
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Instruction]] = {}
     reported: set[Instruction] = set()
     for transpose in module.instructions:
         if transpose.opcode != "transpose" or not transpose.operands:
             continue
         if transpose.shape.logical_bytes < context.option("min_bytes"):
             continue
+        if sorted(transpose.dimensions) != list(range(transpose.shape.rank)):
+            continue
         dot = _dot_of(transpose.operands[0])
         if dot is None or dot in reported or not swaps_operands(dot, transpose.dimensions):
             continue
-        made = [copy for copy in copies if _undoes(copy, transpose)]
+        alike = (transpose.shape.dimensions, transpose.dimensions)
+        if alike not in found:
+            found[alike] = [copy for copy in copies if _undoes(copy, transpose)]
+        made = found[alike]
         if made:
             reported.add(dot)
             yield _finding(module, context, dot, transpose, made)
@@ -102,8 +112,9 @@ def _finding(
 
 def _dot_of(value: Instruction) -> Instruction | None:
     """The dot that ``value`` is the result of, but for what keeps its dimensions in place."""
-    # Bounded by the instructions before it: each step goes back in the text.
-    while value.opcode in _PASSED and value.operands:
+    for _ in range(_LONGEST_CHAIN):
+        if value.opcode not in _PASSED or not value.operands:
+            break
         if value.opcode == "custom-call" and value.custom_call_target != "Sharding":
             return None
         whole = [
@@ -120,11 +131,10 @@ def _dot_of(value: Instruction) -> Instruction | None:
 
 
 def _is_constant(instruction: Instruction) -> bool:
-    while instruction.opcode == "broadcast" and instruction.operands:
-        if instruction.operands[0].shape.rank == 0:
-            return True
-        instruction = instruction.operands[0]
-    return instruction.opcode == "constant"
+    if instruction.opcode != "broadcast" or not instruction.operands:
+        return instruction.opcode == "constant"
+    source = instruction.operands[0]
+    return source.shape.rank == 0 or source.opcode == "constant"
 
 
 def _undoes(copy: Instruction, transpose: Instruction) -> bool:

@@ -200,9 +200,8 @@ def parse_replica_groups(text: str, device_count: int) -> tuple[tuple[int, ...],
     text = text.strip()
     if text.startswith("{"):
         _check_sizes([device_count])
-        groups = tuple(
-            parse_integers(group) for group in split_items(text, 1, len(text) - 1) if group != "{}"
-        )
+        listed = map(parse_integers, split_items(text, 1, len(text) - 1))
+        groups = tuple(group for group in listed if group)
         return groups or (tuple(range(device_count)),)
     if text.startswith("["):
         match = _TILE_ASSIGNMENT.fullmatch(text)
@@ -273,7 +272,7 @@ def _mesh_groups(
 
 def _check_sizes(sizes: Collection[int]) -> None:
     # The largest pod has 9,216 chips; a number far beyond is damage, not a mesh to build in memory.
-    if any(size < 1 for size in sizes) or math.prod(sizes) > 1 << 20:
+    if any(size < 1 for size in sizes) or math.prod(sizes) > 1 << 16:
         raise ValueError("no mesh has that many devices")
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from hlo_audit.hlo.attributes import is_number
 from hlo_audit.hlo.module import Instruction, Module, Value
 
 MOVES = frozenset({"bitcast", "copy", "copy-start", "copy-done", "optimization-barrier"})
@@ -17,6 +18,9 @@ MOVES = frozenset({"bitcast", "copy", "copy-start", "copy-done", "optimization-b
 
 :func:`origin` treats ``Sharding`` annotations as moves wherever copies are.
 """
+
+# Real chains of moves are a dozen long; the rules follow one for each instruction they look at.
+_MAX_STEPS = 200
 
 # Expressions of real slice indices are a dozen deep; hostile ones must not exhaust the stack.
 _MAX_DEPTH = 100
@@ -42,9 +46,9 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
-    "shift-left": lambda a, b: a << min(b, 64),
-    "shift-right-logical": lambda a, b: a >> min(b, 64),
-    "shift-right-arithmetic": lambda a, b: a >> min(b, 64),
+    "shift-left": lambda a, b: a << min(max(b, 0), 64),
+    "shift-right-logical": lambda a, b: a >> min(max(b, 0), 64),
+    "shift-right-arithmetic": lambda a, b: a >> min(max(b, 0), 64),
 }
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "EQ": lambda a, b: a == b,
@@ -74,13 +78,13 @@ def origin(module: Module, site: Site, *, through: frozenset[str] = MOVES) -> Si
     of a loop body or of a computation that was not reached through a call is such a one.
     """
     value, calls = site
-    while True:
+    for _ in range(_MAX_STEPS):
         instruction, index = value
         opcode = instruction.opcode
         operands = instruction.operand_values
         if opcode == "get-tuple-element" and operands:
             element = instruction.attributes.get("index", "")
-            if not element.isdecimal():
+            if not is_number(element):
                 break
             value = _element(operands[0], (int(element), *index))
         elif opcode == "tuple" and index and index[0] < len(operands):
@@ -124,48 +128,66 @@ def _element(value: Value, index: tuple[int, ...]) -> Value:
     return Value(value.instruction, value.tuple_index + index)
 
 
-def evaluate(module: Module, site: Site, partition: int, depth: int = 0) -> int | None:
+def evaluate(module: Module, site: Site, partition: int) -> int | None:
     """The integer that a scalar has on partition ``partition``, or ``None`` where it depends on
     anything but constants and the partition's number."""
-    if depth > _MAX_DEPTH:
-        return None
-    site = origin(module, site, through=_SCALAR_MOVES)
-    instruction, opcode = site.instruction, site.instruction.opcode
-    if opcode == "partition-id":
-        return partition
-    if opcode == "constant":
-        return _constant_element(instruction, 0)
+    return _Evaluation(module, partition).value(site, 0)
 
-    def operand(number: int) -> int | None:
-        value = instruction.operand_values[number]
-        return evaluate(module, Site(value, site.calls), partition, depth + 1)
 
-    count = len(instruction.operands)
-    if opcode in _ARITHMETIC and count == 2:
-        left, right = operand(0), operand(1)
-        if left is None or right is None or (right == 0 and opcode in ("divide", "remainder")):
+class _Evaluation:
+    """One evaluation: what it met before is not evaluated again, and no value leaves 64 bits."""
+
+    def __init__(self, module: Module, partition: int) -> None:
+        self.module = module
+        self.partition = partition
+        self.known: dict[Site, int | None] = {}
+
+    def value(self, site: Site, depth: int) -> int | None:
+        if depth > _MAX_DEPTH:
             return None
-        return _ARITHMETIC[opcode](left, right)
-    if opcode == "compare" and count == 2:
-        left, right = operand(0), operand(1)
+        site = origin(self.module, site, through=_SCALAR_MOVES)
+        if site not in self.known:
+            value = self.compute(site, depth)
+            self.known[site] = None if value is None or abs(value) >= 1 << 64 else value
+        return self.known[site]
+
+    def compute(self, site: Site, depth: int) -> int | None:
+        instruction, opcode = site.instruction, site.instruction.opcode
+        if opcode == "partition-id":
+            return self.partition
+        if opcode == "constant":
+            return _constant_element(instruction, 0)
+        values = instruction.operand_values
+        if opcode == "dynamic-slice" and len(values) == 2:  # the partitioner's table of offsets
+            table = origin(self.module, Site(values[0], site.calls))
+            index = self.value(Site(values[1], site.calls), depth + 1)
+            if table.instruction.opcode == "constant" and index is not None:
+                return _constant_element(table.instruction, index)
+            return None
+        if opcode not in _OPERAND_COUNTS or len(values) != _OPERAND_COUNTS[opcode]:
+            return None
+        operands = [self.value(Site(value, site.calls), depth + 1) for value in values]
+        if opcode == "select":
+            return None if operands[0] is None else operands[1 if operands[0] else 2]
+        if any(operand is None for operand in operands):
+            return None
+        return _apply(instruction, [operand for operand in operands if operand is not None])
+
+
+def _apply(instruction: Instruction, operands: list[int]) -> int | None:
+    opcode = instruction.opcode
+    if opcode == "compare":
         holds = _COMPARISONS.get(instruction.attributes.get("direction", ""))
-        return None if left is None or right is None or holds is None else int(holds(left, right))
-    if opcode == "select" and count == 3:
-        condition = operand(0)
-        return None if condition is None else operand(1 if condition else 2)
-    if opcode == "clamp" and count == 3:
-        low, middle, high = operand(0), operand(1), operand(2)
-        return (
-            None if low is None or middle is None or high is None else max(low, min(middle, high))
-        )
-    if opcode == "dynamic-slice" and count == 2:  # the partitioner's table of offsets
-        table = origin(module, Site(instruction.operand_values[0], site.calls))
-        index = operand(1)
-        if table.instruction.opcode == "constant" and index is not None:
-            return _constant_element(table.instruction, index)
-    return None
+        return None if holds is None else int(holds(*operands))
+    if opcode == "clamp":
+        low, middle, high = operands
+        return max(low, min(middle, high))
+    if opcode in ("divide", "remainder") and operands[1] == 0:
+        return None
+    return _ARITHMETIC[opcode](*operands)
 
 
+_OPERAND_COUNTS = {**dict.fromkeys(_ARITHMETIC, 2), "compare": 2, "select": 3, "clamp": 3}
 _SCALAR_MOVES = MOVES | {"convert", "reshape", "broadcast", "copy", "bitcast-convert", "slice"}
 
 
@@ -261,7 +283,7 @@ def _enter(
     opcode = user.opcode
     if opcode == "get-tuple-element":
         element = user.attributes.get("index", "")
-        if index and element.isdecimal():
+        if index and is_number(element):
             return (user, index[1:], calls) if index[0] == int(element) else ()
         return None
     if opcode == "tuple":

@@ -15,12 +15,16 @@ def swaps_operands(dot: Instruction, permutation: tuple[int, ...]) -> bool:
     """
     if len(dot.operands) != 2:
         return False
-    batch = len(parse_integers(dot.attributes.get("lhs_batch_dims", "")))
-    free = []
-    for side, operand in zip(("lhs", "rhs"), dot.operand_values, strict=True):
-        contracted = parse_integers(dot.attributes.get(f"{side}_contracting_dims", ""))
-        free.append(operand.shape.rank - batch - len(contracted))
-    left, right = free
+    try:
+        batch = len(parse_integers(dot.attributes.get("lhs_batch_dims", "")))
+        left, right = (
+            operand.shape.rank
+            - batch
+            - len(parse_integers(dot.attributes.get(f"{side}_contracting_dims", "")))
+            for side, operand in zip(("lhs", "rhs"), dot.operand_values, strict=True)
+        )
+    except ValueError:  # attributes of no known form
+        return False
     swapped = (
         *range(batch),
         *range(batch + left, batch + left + right),

@@ -12,6 +12,9 @@ _ROW = re.compile(r'^(\d{1,18}+) (?:("(?:[^"\\]++|\\.)*+")|\{([^{}]*+)\})', re.M
 _FIELD = re.compile(r"\b(\w++)=(\d{1,18}+)(?!\d)")
 
 
+MOST_FRAMES = 100
+
+
 class SourceLocation(NamedTuple):
     """A line of the traced program; ``function`` is empty where the module does not say."""
 
@@ -43,10 +46,11 @@ class FrameTables:
         )
 
     def stack(self, frame_id: int) -> tuple[SourceLocation, ...]:
-        """The frames from ``frame_id`` outwards; ``()`` for an id that is in no table."""
+        """The frames from ``frame_id`` outwards, :data:`MOST_FRAMES` at the most; ``()`` for an id
+        that is in no table."""
         stack: list[SourceLocation] = []
         seen: set[int] = set()
-        while frame_id in self.stack_frames and frame_id not in seen:
+        while frame_id in self.stack_frames and frame_id not in seen and len(stack) < MOST_FRAMES:
             seen.add(frame_id)
             frame = self.stack_frames[frame_id]
             location = self.locations.get(frame.get("file_location_id", 0), {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hlo_audit.hlo.attributes import is_number
 from hlo_audit.hlo.dataflow import Site, evaluate, origin
 from hlo_audit.hlo.module import Computation, Instruction, Module, Value
 
@@ -16,8 +17,8 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     body adds a constant to it, and it starts at a constant.
     """
     known = loop.backend_config.get("known_trip_count")
-    if isinstance(known, dict) and str(known.get("n", "")).isdecimal():
-        return int(known["n"])
+    if isinstance(known, dict) and is_number(str(known.get("n", ""))):
+        return _in_reach(int(known["n"]))
     condition = module.computations.get(_called_as(loop, "condition"))
     body = module.computations.get(_called_as(loop, "body"))
     if condition is None or body is None or not loop.operands:
@@ -35,7 +36,13 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     direction = test.instruction.attributes.get("direction", "")
     if bound_is_left:
         direction = _MIRRORED.get(direction, "")
-    return _count(direction, start, bound, step)
+    trips = _count(direction, start, bound, step)
+    return None if trips is None else _in_reach(trips)
+
+
+def _in_reach(count: int) -> int | None:
+    """A count, unless it is larger than any program lives to see: damage, not a number."""
+    return count if count < 1 << 63 else None
 
 
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
@@ -63,7 +70,7 @@ def _called_as(instruction: Instruction, attribute: str) -> str:
 
 def _counter(module: Module, test: Site) -> tuple[int, bool] | None:
     """The tuple element that a condition tests, and whether the bound stands left of it."""
-    if test.instruction.opcode != "compare":
+    if test.instruction.opcode != "compare" or len(test.instruction.operands) != 2:
         return None
     for number, operand in enumerate(test.instruction.operand_values):
         source = origin(module, Site(operand, test.calls))
@@ -73,13 +80,14 @@ def _counter(module: Module, test: Site) -> tuple[int, bool] | None:
 
 
 def _operand(module: Module, site: Site, number: int) -> int | None:
-    return evaluate(module, Site(site.instruction.operand_values[number], site.calls), 0)
+    operands = site.instruction.operand_values
+    return evaluate(module, Site(operands[number], site.calls), 0) if len(operands) == 2 else None
 
 
 def _step(module: Module, body: Computation, element: int) -> int | None:
     """What the body adds to element ``element`` of the loop's tuple."""
     after = origin(module, Site(Value(body.root, (element,))))
-    if after.instruction.opcode not in ("add", "subtract"):
+    if after.instruction.opcode not in ("add", "subtract") or len(after.instruction.operands) != 2:
         return None
     for number, operand in enumerate(after.instruction.operand_values):
         source = origin(module, Site(operand, after.calls))
@@ -111,7 +119,7 @@ def executions(module: Module) -> Mapping[str, int | None]:
                     trips[caller] = trip_count(module, caller)
                 trip = trips[caller]
                 is_condition = _called_as(caller, "condition") == computation.name
-                times = None if trip is None else times * (trip + is_condition)
-            total = None if total is None or times is None else total + times
+                times = None if trip is None else _in_reach(times * (trip + is_condition))
+            total = None if total is None or times is None else _in_reach(total + times)
         counts[computation.name] = total
     return counts

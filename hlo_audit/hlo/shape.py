@@ -223,6 +223,8 @@ def _parse_array(text: str, position: int) -> tuple[Shape, int]:
     dimensions_text = match["dimensions"].strip()
     dimensions = tuple(map(_dimension, dimensions_text.split(","))) if dimensions_text else ()
     layout = None if match["layout"] is None else _parse_layout(match["layout"])
+    if math.prod(max(size, 1) for size in dimensions) >= 1 << 63:
+        raise ValueError(f"{match['type']}[...] has more elements than an int64 can count")
     order = layout.minor_to_major if layout is not None else ()
     if order and sorted(order) != list(range(len(dimensions))):
         raise ValueError(

@@ -64,7 +64,7 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
         "bytes": audit.bytes,
         "skipped": dict(audit.skipped),
         "cost": _cost(audit),
-        "findings": [_finding(finding) for finding in audit.findings],
+        "findings": [_finding(audit, finding) for finding in audit.findings],
     }
 
 
@@ -77,7 +77,7 @@ def _cost(audit: ProgramAudit) -> Mapping[str, int] | None:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(audit: ProgramAudit, finding: Finding) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "slug": finding.slug,
@@ -94,7 +94,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "op_name": finding.op_name,
         "source": finding.source._asdict() if finding.source else None,
         "stack": [frame._asdict() for frame in finding.stack],
-        "fixes": list(finding.fixes),
+        "fixes": list(audit.fixes_of(finding)),
         "fingerprint": finding.fingerprint,
     }
 

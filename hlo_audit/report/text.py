@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -278,7 +279,8 @@ def _finding(group: Sequence[Finding]) -> Iterator[RenderableType]:
 def _location(source: SourceLocation) -> str:
     path = Path(source.file)
     if path.is_absolute():
-        path = Path(min(os.path.relpath(path), str(path), key=len))
+        with contextlib.suppress(OSError):  # the working directory may be gone
+            path = Path(min(os.path.relpath(path), str(path), key=len))
     shown = str(path)
     if "site-packages/" in shown:
         shown = shown.rpartition("site-packages/")[2]
@@ -293,7 +295,7 @@ def _fixes(audit: ProgramAudit) -> Iterator[RenderableType]:
     for rule in audit.rules:
         found = [f for f in audit.findings if f.rule == rule.code and f.severity == "warning"]
         for fix in rule.fixes:
-            count = sum(fix.name in finding.fixes for finding in found)
+            count = sum(fix.name in audit.fixes_of(finding) for finding in found)
             if count:
                 modes = sorted({target.mode for target in fix.clears})
                 only = f" (in {modes[0]} mode)" if len(modes) == 1 and audit.mode is None else ""
