@@ -82,14 +82,15 @@ class ProgramAudit:
     def fixes_of(self, finding: Finding) -> tuple[str, ...]:
         """The fixes of a finding, less those that are in place or known not to help here."""
         rule = next(rule for rule in self.rules if rule.code == finding.rule)
-        clears = {fix.name: fix for fix in rule.fixes if self._may_help(fix)}
-        return tuple(name for name in finding.fixes if name in clears and name != self.layout)
+        helps = {fix.name for fix in rule.fixes if self._may_help(fix, rule)}
+        return tuple(name for name in finding.fixes if name in helps and name != self.layout)
 
-    def _may_help(self, fix: LayoutFix) -> bool:
+    def _may_help(self, fix: LayoutFix, rule: Rule) -> bool:
         if self.mode is None:
             return True
         topology = self.topology or ""
-        if fix.answers_for(topology):
+        if any(other.answers_for(topology) for other in rule.fixes):
+            # Measured there: a fix that does not claim to clear does not.
             return any(target.covers(self.mode, topology) for target in fix.clears)
         return any(target.mode == self.mode for target in fix.clears)
 
