@@ -142,6 +142,19 @@ def _manifest_of(module: ModuleDump) -> Manifest | None:
     return manifest if manifest is not None and manifest.module == module.name else None
 
 
+def described_by(compiled: Lowering | Manifest) -> ProgramAudit:
+    """An audit that says what was compiled and how, and nothing of what was found yet."""
+    return ProgramAudit(
+        compiled.program,
+        mode=compiled.mode,
+        layout=compiled.layout,
+        platform=compiled.platform,
+        topology=compiled.topology,
+        settings=compiled.settings,
+        xla_flags=compiled.xla_flags,
+    )
+
+
 def audit_lowered(
     lowering: Lowering, folder: Path, rules: Sequence[Rule], options: RuleOptions
 ) -> ProgramAudit:
@@ -172,17 +185,8 @@ def audit_module_dump(
     }
     subject = ProgramAudit(program, platform=dump.platform, module=dump.name or None)
     if manifest is not None:
-        subject = ProgramAudit(
-            manifest.program,
-            mode=manifest.mode,
-            layout=manifest.layout,
-            platform=manifest.platform,
-            topology=manifest.topology,
-            settings=manifest.settings,
-            xla_flags=manifest.xla_flags,
-            versions=manifest.versions,
-            module=dump.name or None,
-        )
+        compiled = described_by(manifest)
+        subject = replace(compiled, versions=manifest.versions, module=dump.name or None)
     return _audit(subject, readers, rules, options)
 
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from hlo_audit.audit import ProgramAudit, RuleOptions, audit_lowered, audit_recorded
+from hlo_audit.audit import (
+    ProgramAudit,
+    RuleOptions,
+    audit_lowered,
+    audit_recorded,
+    described_by,
+)
 from hlo_audit.cache import Cache
 from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
 from hlo_audit.errors import HloAuditError
@@ -73,13 +80,4 @@ def _audit(
             return audit_lowered(lowering, outcome.folder, rules, options)
         except HloAuditError as caught:
             error = caught
-    return ProgramAudit(
-        lowering.program,
-        mode=lowering.mode,
-        layout=lowering.layout,
-        platform=lowering.platform,
-        topology=lowering.topology,
-        settings=lowering.settings,
-        xla_flags=lowering.xla_flags,
-        error=error,
-    )
+    return replace(described_by(lowering), error=error)

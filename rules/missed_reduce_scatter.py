@@ -42,7 +42,12 @@ from collections.abc import Iterator, Sequence
 
 from hlo_audit.hlo import Instruction, Module, Shape, Value, element_bits
 from hlo_audit.hlo.dataflow import MOVES, Site, Use, evaluate, terminal_uses
-from hlo_audit.rule import Context, Example, Finding, LayoutFix, Rule, Target, bit_for_bit
+from hlo_audit.rule import Context, Example, Finding, Rule
+from hlo_audit.rules._lm_head_fixes import (
+    EXPLICIT_ON_V5,
+    free_entry_layout,
+    kernel_order_grad,
+)
 
 _ALL_REDUCES = ("all-reduce", "all-reduce-start")
 _REASONS = {
@@ -321,28 +326,13 @@ tuple(%dynamic-slice.1, %all-reduce.1)
 )
 
 FIXES = (
-    LayoutFix(
-        name="kernel-order-grad",
-        change="run the forward dot under jax.sharding.auto_axes: the gradient's transpose is "
+    kernel_order_grad(
+        "run the forward dot under jax.sharding.auto_axes: the gradient's transpose is "
         "folded, it comes out as [embed, vocab], and is cut along its major dimension",
-        model="lm-head",
-        before="embed-vocab",
-        numerics=bit_for_bit("the same program without the annotations"),
         cost="explicit mode only; on v6e the fold does not give the reduce-scatter back",
-        clears=(Target("explicit", ("v5e:2x2", "v5p:2x2x1")),),
+        clears=EXPLICIT_ON_V5,
     ),
-    LayoutFix(
-        name="free-entry-layout",
-        change="leave the entry layouts of the kernel and its moments to XLA (Layout.AUTO)",
-        model="lm-head",
-        before="embed-vocab",
-        numerics=bit_for_bit("the same program, laid out otherwise"),
-        cost="arrays must be made in the formats that the compiled step asks for",
-        clears=(
-            Target("explicit", ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")),
-            Target("auto", ("v6e:2x2",)),
-        ),
-    ),
+    free_entry_layout("leave the entry layouts of the kernel and its moments to XLA (Layout.AUTO)"),
 )
 
 RULE = Rule(

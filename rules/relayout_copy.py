@@ -42,16 +42,13 @@ from collections.abc import Iterator, Mapping
 
 from hlo_audit.hlo import Instruction, Module, Shape
 from hlo_audit.hlo.dataflow import MOVES, Site, origin
-from hlo_audit.rule import (
-    Agreement,
-    Context,
-    Detail,
-    Example,
-    Finding,
-    LayoutFix,
-    Rule,
-    Target,
-    bit_for_bit,
+from hlo_audit.rule import Context, Detail, Example, Finding, Rule
+from hlo_audit.rules._lm_head_fixes import (
+    EXPLICIT_ON_V5,
+    WHEREVER_IT_SHOWS,
+    free_entry_layout,
+    kernel_order_grad,
+    vocab_embed,
 )
 
 # Moves between a parameter or a result and its copy are a handful.
@@ -353,48 +350,17 @@ tuple(%copy.1, %copy.2, %copy.3, %copy.4)
 )
 
 FIXES = (
-    LayoutFix(
-        name="vocab-embed",
-        change="store the kernel transposed, [vocab, embed]: its gradient comes out as stored",
-        model="lm-head",
-        before="embed-vocab",
-        numerics=(
-            Agreement("exact", 0.0, "both sum the same products, modulo the transpose"),
-            Agreement(
-                "random",
-                1e-5,
-                "a product with a transposed kernel may be summed in another order, in float32",
-            ),
-        ),
-        cost="turns the checkpoint; under auto mode, where the transpose is folded, it is slower",
-        clears=(
-            Target("explicit", ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")),
-            Target("auto", ("v6e:2x2",)),
-        ),
-        slower=(Target("auto", ("v5e:2x2", "v5p:2x2x1")),),
+    vocab_embed(
+        "store the kernel transposed, [vocab, embed]: its gradient comes out as stored",
+        clears=WHEREVER_IT_SHOWS,
     ),
-    LayoutFix(
-        name="kernel-order-grad",
-        change="run the forward dot under jax.sharding.auto_axes, so that no annotation stands "
+    kernel_order_grad(
+        "run the forward dot under jax.sharding.auto_axes, so that no annotation stands "
         "between the gradient's dot and its transpose",
-        model="lm-head",
-        before="embed-vocab",
-        numerics=bit_for_bit("the same program without the annotations"),
         cost="helps where auto mode is clean: explicit mode on v5e and v5p, not on v6e",
-        clears=(Target("explicit", ("v5e:2x2", "v5p:2x2x1")),),
+        clears=EXPLICIT_ON_V5,
     ),
-    LayoutFix(
-        name="free-entry-layout",
-        change="leave the entry layouts of the kernel and its moments to XLA (Layout.AUTO)",
-        model="lm-head",
-        before="embed-vocab",
-        numerics=bit_for_bit("the same program, laid out otherwise"),
-        cost="arrays must be made in the formats that the compiled step asks for",
-        clears=(
-            Target("explicit", ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")),
-            Target("auto", ("v6e:2x2",)),
-        ),
-    ),
+    free_entry_layout("leave the entry layouts of the kernel and its moments to XLA (Layout.AUTO)"),
 )
 
 RULE = Rule(

@@ -34,17 +34,11 @@ from collections.abc import Iterator
 
 from hlo_audit.hlo import Computation, Instruction, Module, Sharding
 from hlo_audit.hlo.dots import swaps_operands
-from hlo_audit.rule import (
-    Agreement,
-    Context,
-    Detail,
-    Example,
-    Finding,
-    LayoutFix,
-    Rule,
-    Severity,
-    Target,
-    bit_for_bit,
+from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Severity
+from hlo_audit.rules._lm_head_fixes import (
+    EXPLICIT_ON_V5_AND_V6E,
+    kernel_order_grad,
+    vocab_embed,
 )
 
 # Between a dot and its transpose the simplifier looks past these by itself.
@@ -256,31 +250,14 @@ metadata={op_name="custom_call_target=\\"Sharding\\""}
 )
 
 FIXES = (
-    LayoutFix(
-        name="kernel-order-grad",
-        change="run the forward dot under jax.sharding.auto_axes: its gradient is not annotated",
-        model="lm-head",
-        before="embed-vocab",
-        numerics=bit_for_bit("the same program without the annotations"),
+    kernel_order_grad(
+        "run the forward dot under jax.sharding.auto_axes: its gradient is not annotated",
         cost="explicit mode only; the sharding of the dot's result must be named",
-        clears=(Target("explicit", ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")),),
+        clears=EXPLICIT_ON_V5_AND_V6E,
     ),
-    LayoutFix(
-        name="vocab-embed",
-        change="store the kernel transposed, [vocab, embed]: its gradient needs no transpose",
-        model="lm-head",
-        before="embed-vocab",
-        numerics=(
-            Agreement("exact", 0.0, "both sum the same products, modulo the transpose"),
-            Agreement(
-                "random",
-                1e-5,
-                "a product with a transposed kernel may be summed in another order, in float32",
-            ),
-        ),
-        cost="turns the checkpoint; under auto mode, where the transpose is folded, it is slower",
-        clears=(Target("explicit", ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")),),
-        slower=(Target("auto", ("v5e:2x2", "v5p:2x2x1")),),
+    vocab_embed(
+        "store the kernel transposed, [vocab, embed]: its gradient needs no transpose",
+        clears=EXPLICIT_ON_V5_AND_V6E,
     ),
 )
 

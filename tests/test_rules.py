@@ -17,7 +17,7 @@ from hlo_audit.rules.relayout_copy import is_relayout
 from hlo_audit.testing import check_example, examples
 
 RULE_FILES = sorted(
-    path for path in Path(hlo_audit.rules.__path__[0]).glob("*.py") if path.stem != "__init__"
+    path for path in Path(hlo_audit.rules.__path__[0]).glob("*.py") if path.stem[0] != "_"
 )
 
 
