@@ -166,7 +166,7 @@ class ModuleDump:
         Raises:
             DumpError, ParseError: as :meth:`Snapshot.read`.
         """
-        memo: Memo = {}
+        memo = Memo()
         for snapshot in self.snapshots:
             yield snapshot, snapshot.read(memo)
 
@@ -318,7 +318,7 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
             raise DumpError("standard input is empty", hint="did the command before it fail?")
         return parse_module(text, path="<stdin>", memo=memo)
     data = _read_bytes(path)
-    if not data.strip():
+    if not data or data.isspace():
         raise DumpError(f"{path} is empty")
     if _ending(path.name).startswith(".hlo.pb"):
         return parse_module(_proto_to_text(data, path), path=str(path), memo=memo)

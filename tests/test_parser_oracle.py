@@ -395,7 +395,7 @@ def test_reads_every_snapshot_as_xla_does(
 
     differences = []
     instructions = 0
-    memo: Memo = {}
+    memo = Memo()
     for path in sorted(readable):  # in the order of the passes, which share computations
         text = path.read_text()
         found, count = _differences(parse_module(text, memo=memo), text)

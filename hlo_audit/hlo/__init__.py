@@ -2,8 +2,9 @@
 
 from hlo_audit.hlo.attributes import Metadata, Sharding
 from hlo_audit.hlo.frames import SourceLocation
+from hlo_audit.hlo.memo import Memo
 from hlo_audit.hlo.module import Alias, Computation, EntryLayout, Instruction, Module, Value
-from hlo_audit.hlo.parser import Memo, parse_module
+from hlo_audit.hlo.parser import parse_module
 from hlo_audit.hlo.shape import Layout, Shape, element_bits, parse_shape
 
 __all__ = [

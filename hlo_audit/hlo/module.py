@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -65,40 +65,31 @@ class EntryLayout:
 
 
 Pieces = tuple[str, str, str, str, str, str]
-"""An instruction in the pieces of its text: ``"ROOT "`` or ``""``, name, shape, opcode, operands,
-attributes."""
+"""An instruction in the pieces of its text: ``"ROOT "`` or ``""``, ``%name``, shape, opcode,
+operands, attributes."""
 
-_NAME, _OPCODE, _OPERANDS, _ATTRIBUTES = 1, 3, 4, 5
+_ROOT, _NAME, _OPCODE, _OPERANDS, _ATTRIBUTES = 0, 1, 3, 4, 5
 
 
 class Instruction:
     """One instruction; equal only to itself."""
 
-    # A large module has 100,000 of them: few slots, set once.
+    # A large module has 100,000 of them: few slots, and no __init__; see Computation.instructions.
     __slots__ = ("_attributes", "_computation", "_index", "_operands", "_pieces", "_shape")
 
     _attributes: dict[str, str]
-
-    def __init__(
-        self,
-        computation: Computation,
-        index: int,
-        pieces: Pieces,
-        shape: Shape,
-        operands: tuple[Instruction, ...],
-    ) -> None:
-        self._computation = computation
-        self._index = index
-        self._pieces = pieces
-        self._shape = shape
-        self._operands = operands
+    _computation: Computation
+    _index: int
+    _operands: tuple[Instruction, ...]
+    _pieces: Pieces
+    _shape: Shape
 
     # -- what every instruction has
 
     @property
     def name(self) -> str:
         """Its name, without the ``%``; unique within the computation."""
-        return self._pieces[_NAME]
+        return self._pieces[_NAME][1:]
 
     @property
     def opcode(self) -> str:
@@ -119,7 +110,7 @@ class Instruction:
 
     @property
     def is_root(self) -> bool:
-        return self._computation.root is self
+        return self._computation._root_index == self._index
 
     @property
     def operands(self) -> tuple[Instruction, ...]:
@@ -243,31 +234,56 @@ class Instruction:
         """The instruction on one line, as XLA prints it."""
         root = "ROOT " if self.is_root else ""
         return (
-            f"{root}%{self._pieces[_NAME]} = {self._shape} {self._pieces[_OPCODE]}"
+            f"{root}{self._pieces[_NAME]} = {self._shape} {self._pieces[_OPCODE]}"
             f"({self._pieces[_OPERANDS]}){self._pieces[_ATTRIBUTES]}"
         )
 
     def __repr__(self) -> str:
-        return f"<Instruction %{self._pieces[_NAME]} = {self._shape} {self._pieces[_OPCODE]}>"
+        return f"<Instruction {self._pieces[_NAME]} = {self._shape} {self._pieces[_OPCODE]}>"
 
 
 class Computation:
-    """A computation: its instructions, in the order of the text; equal only to itself."""
+    """A computation: its instructions, in the order of the text; equal only to itself.
 
-    __slots__ = ("_by_name", "_instructions", "_name", "_root", "_users")
+    The parser leaves the graph in columns: the pieces of each instruction, its shape, and the
+    places of its operands. The instructions themselves are made when they are first asked for, as
+    most computations of a dump are never looked at.
+    """
+
+    __slots__ = (
+        *("_name", "_lines", "_index_of", "_shapes", "_reads", "_root_index"),
+        *("_instructions", "_users"),
+    )
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._instructions: tuple[Instruction, ...] = ()
-        self._by_name: dict[str, Instruction] = {}
-        self._root: Instruction | None = None
+        self._lines: Sequence[Pieces] = ()
+        self._index_of: Mapping[str, int] = {}
+        self._shapes: Sequence[Shape] = ()
+        self._reads: Sequence[tuple[int, ...]] = ()
+        self._root_index = -1
+        self._instructions: tuple[Instruction, ...] | None = None
         self._users: tuple[tuple[Instruction, ...], ...] | None = None
 
-    def _complete(self, by_name: dict[str, Instruction], root: Instruction) -> None:
-        # Called once, by the parser: instructions and their computation name each other.
-        self._instructions = tuple(by_name.values())
-        self._by_name = by_name
-        self._root = root
+    def _complete(
+        self,
+        lines: Sequence[Pieces],
+        index_of: Mapping[str, int],
+        shapes: Sequence[Shape],
+        reads: Sequence[tuple[int, ...]],
+    ) -> None:
+        """Take over what the parser has read, a row for each instruction.
+
+        Args:
+            lines: their pieces.
+            index_of: their indices by name, with the ``%``.
+            shapes: their shapes.
+            reads: the indices of their operands, each less than their own.
+        """
+        self._lines, self._index_of, self._shapes, self._reads = lines, index_of, shapes, reads
+        self._root_index = last = len(lines) - 1
+        if not lines[last][_ROOT]:
+            self._root_index = next((i for i, pieces in enumerate(lines) if pieces[_ROOT]), last)
 
     @property
     def name(self) -> str:
@@ -276,43 +292,55 @@ class Computation:
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
+        if self._instructions is None:
+            made: list[Instruction] = []
+            new = Instruction.__new__
+            rows = zip(self._lines, self._shapes, self._reads, strict=True)
+            for index, (pieces, shape, reads) in enumerate(rows):
+                instruction = new(Instruction)
+                instruction._computation = self
+                instruction._index = index
+                instruction._pieces = pieces
+                instruction._shape = shape
+                instruction._operands = tuple([made[operand] for operand in reads])
+                made.append(instruction)
+            self._instructions = tuple(made)
         return self._instructions
 
     @property
     def root(self) -> Instruction:
         """The instruction whose value it returns."""
-        assert self._root is not None
-        return self._root
+        return self.instructions[self._root_index]
 
     @property
     def parameters(self) -> tuple[Instruction, ...]:
         """Its parameters, by their number."""
-        found = [i for i in self._instructions if i.opcode == "parameter"]
+        found = [i for i in self.instructions if i.opcode == "parameter"]
         return tuple(sorted(found, key=lambda parameter: parameter.parameter_number or 0))
 
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
         if self._users is None:
-            users: list[list[Instruction]] = [[] for _ in self._instructions]
-            for user in self._instructions:
-                for operand in user._operands:
-                    readers = users[operand._index]
+            users: list[list[Instruction]] = [[] for _ in self._lines]
+            for user, reads in zip(self.instructions, self._reads, strict=True):
+                for operand in reads:
+                    readers = users[operand]
                     if not readers or readers[-1] is not user:
                         readers.append(user)
             self._users = tuple(map(tuple, users))
         return self._users[instruction._index]
 
     def __getitem__(self, name: str) -> Instruction:
-        return self._by_name[name]
+        return self.instructions[self._index_of["%" + name]]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._by_name
+        return f"%{name}" in self._index_of
 
     def __iter__(self) -> Iterator[Instruction]:
-        return iter(self._instructions)
+        return iter(self.instructions)
 
     def __len__(self) -> int:
-        return len(self._instructions)
+        return len(self._lines)
 
     def __repr__(self) -> str:
         return f"<Computation %{self._name}, {len(self)} instructions>"

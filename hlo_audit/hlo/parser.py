@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from hlo_audit.errors import ParseError
-from hlo_audit.hlo.attributes import COMMENT, is_number, parse_operands
-from hlo_audit.hlo.module import Computation, Instruction, Module, Pieces
+from hlo_audit.hlo.attributes import is_number, parse_operands
+from hlo_audit.hlo.memo import NOTHING, Common, Memo, Record
+from hlo_audit.hlo.module import Computation, Module, Pieces
 from hlo_audit.hlo.scan import Unbalanced, end_of_brackets, end_of_item
 from hlo_audit.hlo.shape import Shape, parse_shape
 
@@ -31,7 +32,7 @@ from hlo_audit.hlo.shape import Shape, parse_shape
 # break may slip into any piece here: to leave it out of each class would make the match twice as
 # slow, and counting the line breaks afterwards tells as much.
 _PLAIN_LINE = re.compile(
-    r"\n  (ROOT )?%?([a-zA-Z0-9_.-]++) = "
+    r"\n  (ROOT )?(%[a-zA-Z0-9_.-]++) = "
     r"(\((?:[^()]++|\([^()]*+\))*+\)|[^ (][^ ]*+) "
     r"([a-z][a-z0-9-]*+)\(([^()]*+)\)"
     r"(.*+(?:\n(?!  ).*+)*+)"
@@ -53,12 +54,11 @@ _STRAY_INSTRUCTION = re.compile(r"\n[ \t]*+(?:ROOT )?%?[\w.-]++ = ")
 # What may follow the brace that closes a body.
 _AFTER_BODY = re.compile(r"[ \t]*+(?:\n|\Z|, execution_thread=)")
 
+# Printed before every fifth operand.
+_INDEX_COMMENT = re.compile(r"^/\*index=\d++\*/")
+
 # The parentheses of these hold a number or a literal.
 _NO_OPERANDS = frozenset({"parameter", "constant"})
-
-
-Memo = dict[str, Computation]
-"""Computations by their whole text, to be taken over by the next snapshot that holds the same."""
 
 
 def parse_module(
@@ -71,8 +71,8 @@ def parse_module(
         path: the file it came from, for errors.
         partial: where the text is broken or cut off, return the computations before the error, and
             the error as ``module.error``, in place of raising it.
-        memo: the computations of the snapshot before, which are taken over where they stand again
-            to the letter; holds those of this one afterwards.
+        memo: the snapshot before, whose computations are taken over where they stand again to the
+            letter; holds this one afterwards.
 
     Raises:
         ParseError: with file, line and column, for text that is not one whole module.
@@ -109,17 +109,25 @@ class _Reader:
     def __init__(
         self, text: str, path: str | None, partial: bool, memo: Memo | None = None
     ) -> None:
-        self.known = memo
-        self.read: Memo = {}
+        self.memo = memo
+        self.before = memo or Memo()
+        # The place in the snapshot before of the computation that is expected next.
+        self.expected = 0
+        self.records: list[Record] = []
+        self.offsets: list[int] = []
+        self.lines: dict[str, int] = {}
         self.text = text
         self.path = path
         self.partial = partial
         self.computations: dict[str, Computation] = {}
-        self.lines: dict[str, int] = {}
         self.entry_name: str | None = None
         self.shapes = _Shapes()
         # Up to where bodies are read carefully, so that no text is tried the plain way twice.
         self.careful_end = 0
+        # The longer is found faster; what ends a body otherwise is looked for before it is used.
+        self.plain_end = "\n}\n"
+        if "\n}, execution_thread=" in text or not text.endswith(("}\n", "}\n\n")):
+            self.plain_end = "\n}"
         # The line at an offset, so that lines are counted forward and only once.
         self.counted_offset = 0
         self.counted_line = 1
@@ -146,9 +154,10 @@ class _Reader:
             if not self.partial:
                 raise
             error = caught
-        if self.known is not None:
-            self.known.clear()
-            self.known.update(self.read)
+        # A text that is cut off at its last brace, or broken, is no help to read the next.
+        if self.memo is not None and error is None and text.endswith("\n"):
+            lines = list(self.lines.values())
+            self.memo.remember(text, self.records, [*self.offsets, len(text)], lines)
         entry_name = self.entry_name if self.entry_name in self.computations else None
         return Module(start[1], self.computations, entry_name, header, tables, error, self.lines)
 
@@ -163,68 +172,115 @@ class _Reader:
             position = next_line
 
     def read_computation(self, position: int) -> int:
-        """Read one computation; return where it ends."""
-        text = self.text
-        header = _PLAIN_HEADER.match(text, position) or _COMPUTATION.match(text, position)
+        """Read one computation, or step over some that are known; return where they end."""
+        # The ones expected are tried first: they are found without a look at their headers.
+        end = self.step_over_known(position, self.expected)
+        if end is not None:
+            return end
+        header = _PLAIN_HEADER.match(self.text, position) or _COMPUTATION.match(self.text, position)
         if header is None:
             self.fail("the header of a computation is expected here", position)
-        name = header[2]
+        name, is_entry = header[2], header[1] is not None
+        place_before = self.before.index_of(name)
+        if place_before is not None:
+            end = self.step_over_known(position, place_before)
+            if end is not None:
+                return end
+            self.expected = place_before + 1
         if name in self.computations:
             self.fail(f"a second computation is called {name}", position)
-        if header[1] is not None:
+        if is_entry:
             if self.entry_name is not None:
                 self.fail(f"a second ENTRY, {name}, after {self.entry_name}", position)
             self.entry_name = name
         self.lines[name] = self.line_at(position)
         computation = Computation(name)
+        end, lines_start = self.read_body(computation, header)
+        self.computations[name] = computation
+        body = None if lines_start is None else (lines_start - position, end - 2 - position)
+        self.records.append(Record(computation, is_entry, body))
+        self.offsets.append(position)
+        if self.text.startswith(",", end):  # }, execution_thread="sparsecore"
+            end = self.end_of_item(end, "\n")
+        return end
+
+    def step_over_known(self, position: int, first: int) -> int | None:
+        """Take over the computations from ``first`` on that stand at ``position`` as well.
+
+        Returns:
+            where the last of them ends; ``None`` where not even the first stands there.
+        """
+        before = self.before
+        last = before.run(self.text, position, first)
+        records = before.records[first:last]
+        taken = {record.computation.name: record.computation for record in records}
+        entry = next((record.computation.name for record in records if record.is_entry), None)
+        if (
+            not taken
+            or not self.computations.keys().isdisjoint(taken)
+            or (entry is not None and self.entry_name is not None)
+        ):
+            return None
+        self.computations |= taken
+        self.entry_name = self.entry_name or entry
+        self.records += records
+        shift = position - before.offsets[first]
+        self.offsets += [offset + shift for offset in before.offsets[first:last]]
+        line_shift = self.line_at(position) - before.lines[first]
+        lines = [line + line_shift for line in before.lines[first:last]]
+        self.lines |= zip(taken, lines, strict=True)
+        end = before.offsets[last] + shift
+        if last < len(before.records):
+            self.counted_offset, self.counted_line = end, before.lines[last] + line_shift
+        self.expected = last
+        return end
+
+    def read_body(self, computation: Computation, header: re.Match[str]) -> tuple[int, int | None]:
+        """Read what follows the name of a computation.
+
+        Returns:
+            where its closing brace ends, and where its lines start, if they are all plain.
+        """
+        text = self.text
         body = header.end() - 1
         if header.re is not _PLAIN_HEADER:
             body = self.skip_signature(header.end())
         if not text.startswith("{", body):
-            self.fail(f"'{{' of computation {name} is expected here", body)
-        end = None
+            self.fail(f"'{{' of computation {computation.name} is expected here", body)
         if body >= self.careful_end and text.startswith("\n", body + 1):
-            end = self.read_plain_body(computation, position, body + 1)
-        if end is None:
-            end = self.read_careful_body(computation, body + 1)
-        if text.startswith(",", end):  # }, execution_thread="sparsecore"
-            end = self.end_of_item(end, "\n")
-        self.computations.setdefault(name, computation)
-        return end
+            end = self.read_plain_body(computation, body + 1)
+            if end is not None:
+                return end, body + 1
+        return self.read_careful_body(computation, body + 1), None
 
     # -- the plain way
 
-    def read_plain_body(self, computation: Computation, header: int, start: int) -> int | None:
+    def read_plain_body(self, computation: Computation, start: int) -> int | None:
         """Read a body of plain lines; return where it ends, or ``None`` if a line is not plain."""
         text = self.text
-        end = text.find("\n}", start)
+        end = text.find(self.plain_end, start)
         # Kernel metadata has lines that start with a brace too; the body's own stands alone.
         while end >= 0 and not _AFTER_BODY.match(text, end + 2):
             end = text.find("\n}", end + 2)
         if end < 0:
             self.careful_end = len(text)
             return None
-        if self.known is not None:
-            whole = text[header:end]
-            known = self.known.get(whole)
-            if known is not None:
-                self.read[whole] = self.computations[computation.name] = known
-                return end + 2
-        lines: list[Pieces] = _PLAIN_LINE.findall(text, start, end)
-        line_breaks = text.count("\n", start, end)
+        common = self.before.in_common(computation.name, text, start, end)
+        first, last = start + common.head, end - common.tail
+        lines: list[Pieces] = _PLAIN_LINE.findall(text, first, last)
+        line_breaks = text.count("\n", first, last)
         plain = len(lines) == line_breaks or _only_attributes_continue(lines, line_breaks)
         if plain:
             try:
-                _assemble(computation, lines, self.shapes)
+                lines = [*common.head_lines, *lines, *common.tail_lines]
+                _assemble(computation, lines, self.shapes, common)
             except _BadInstructionError:
                 plain = False  # to be found again, with its place, by the careful way
         if not plain:
             self.careful_end = end
             return None
-        if self.known is not None:
-            self.read[whole] = computation
-        self.counted_line += line_breaks + text.count("\n", self.counted_offset, start)
-        self.counted_offset = end
+        self.counted_line += line_breaks + text.count("\n", self.counted_offset, first)
+        self.counted_offset = last
         return end + 2
 
     # -- the careful way
@@ -275,7 +331,7 @@ class _Reader:
         end = self.skip_attributes(close)
         pieces = (
             start[1] or "",
-            start[2],
+            "%" + start[2],
             text[start.end() : shape_end],
             opcode[1],
             text[opcode.end() + 1 : close - 1],
@@ -365,97 +421,103 @@ class _Shapes(dict[str, Shape]):
         return shape
 
 
-def _assemble(computation: Computation, lines: Sequence[Pieces], shapes: _Shapes) -> None:
-    """Make the instructions of ``computation`` out of their pieces, each with its operands.
+def _assemble(
+    computation: Computation,
+    lines: Sequence[Pieces],
+    shapes: _Shapes,
+    common: Common = NOTHING,
+) -> None:
+    """Resolve the shapes and operands of the instructions of ``computation``.
+
+    Those of its head that it has in ``common`` with a computation read before are taken over.
 
     Raises:
         _BadInstructionError: for an instruction that does not fit those before it.
     """
-    by_name: dict[str, Instruction] = {}
-    find = by_name.__getitem__
-    root: Instruction | None = None
-    operands: tuple[Instruction, ...]
+    head = len(common.head_lines)
+    index_of = {pieces[1]: index for index, pieces in enumerate(common.head_lines)}
+    read_shapes = list(common.head_shapes)
+    reads = list(common.head_reads)
+    operands: tuple[int, ...]
     # The innermost loop of the parser: it runs for every line of a dump.
     try:
-        for index, pieces in enumerate(lines):
-            is_root, name, shape_text, opcode, operand_text, _ = pieces
+        rest = lines[head:] if head else lines
+        for index, (_, name, shape_text, opcode, operand_text, _) in enumerate(rest, head):
             try:
-                if operand_text[:1] == "%":
-                    # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
-                    operands = tuple(map(find, operand_text[1:].split(", %")))
-                elif not operand_text or opcode in _NO_OPERANDS:
+                if opcode in _NO_OPERANDS:
                     operands = ()
+                elif ", " in operand_text:
+                    # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
+                    operands = tuple([index_of[operand] for operand in operand_text.split(", ")])
                 else:
-                    operands = _resolve_operands(operand_text, by_name, index)
+                    operands = (index_of[operand_text],)
             except KeyError:
-                operands = _resolve_operands(operand_text, by_name, index)
-            try:
-                shape = shapes[shape_text]
-            except ValueError as error:
-                raise _BadInstructionError(index, f"{name}: {error}") from None
-            by_name[name] = instruction = Instruction(computation, index, pieces, shape, operands)
-            if is_root:
-                root = instruction
-    except _BadInstructionError as error:
-        if len(by_name) < error.index:  # of two faults the first is told
+                operands = _resolve_operands(operand_text, index_of, read_shapes)
+            reads.append(operands)
+            read_shapes.append(shapes[shape_text])
+            index_of[name] = index
+    except ValueError as error:
+        if len(index_of) < index:  # of two faults the first is told
             raise _second_of_a_name(lines) from None
-        raise
-    if not by_name:
+        prefix = f"{name[1:]}: " if len(reads) > index else ""
+        raise _BadInstructionError(index, prefix + str(error)) from None
+    if not lines:
         raise _BadInstructionError(-1, f"computation {computation.name} has no instructions")
-    if len(by_name) != len(lines):
+    if len(index_of) != len(lines):
         raise _second_of_a_name(lines)
-    computation._complete(by_name, root or instruction)
+    computation._complete(lines, index_of, read_shapes, reads)
 
 
 def _second_of_a_name(lines: Sequence[Pieces]) -> _BadInstructionError:
     seen: set[str] = set()
     for index, (_, name, *_) in enumerate(lines):
         if name in seen:
-            return _BadInstructionError(index, f"a second instruction is called {name}")
+            return _BadInstructionError(index, f"a second instruction is called {name[1:]}")
         seen.add(name)
     raise AssertionError("every name is there once")
 
 
 def _resolve_operands(
-    text: str, by_name: Mapping[str, Instruction], index: int
-) -> tuple[Instruction, ...]:
-    """Find the operands that are not simply ``%a, %b``."""
+    text: str, index_of: Mapping[str, int], shapes: Sequence[Shape]
+) -> tuple[int, ...]:
+    """Find the operands that are not simply ``%a, %b``.
+
+    Raises:
+        ValueError: for an operand that is not defined, or an element that a tuple does not have.
+    """
     if not text.strip():
         return ()
-    compact = _resolve_compact_operands(text, by_name)
+    compact = _resolve_compact_operands(text, index_of, shapes)
     if compact is not None:
         return compact
-    try:
-        operands = parse_operands(text)
-    except ValueError as error:
-        raise _BadInstructionError(index, str(error)) from None
     resolved = []
-    for name, tuple_index in operands:
-        operand = by_name.get(name)
+    for name, tuple_index in parse_operands(text):
+        operand = index_of.get("%" + name)
         if operand is None:
-            reason = f"operand {name} is not defined before its use"
-            raise _BadInstructionError(index, reason)
+            raise ValueError(f"operand {name} is not defined before its use")
         if tuple_index:
             try:
-                operand.shape.at(tuple_index)
+                shapes[operand].at(tuple_index)
             except IndexError:
-                reason = f"{name} has no element {'#'.join(map(str, tuple_index))}"
-                raise _BadInstructionError(index, reason) from None
+                element = "#".join(map(str, tuple_index))
+                raise ValueError(f"{name} has no element {element}") from None
         resolved.append(operand)
     return tuple(resolved)
 
 
 def _resolve_compact_operands(
-    text: str, by_name: Mapping[str, Instruction]
-) -> tuple[Instruction, ...] | None:
+    text: str, index_of: Mapping[str, int], shapes: Sequence[Shape]
+) -> tuple[int, ...] | None:
     """``%a#1, /*index=5*/%b``, the common ones of the other forms; ``None`` for any other."""
     resolved = []
-    for item in COMMENT.sub("", text).split(", "):
-        name, sharp, element = item.partition("#")
-        operand = by_name.get(name[1:])
-        if operand is None or name[0] != "%":
-            return None
-        if sharp and not (is_number(element) and int(element) < len(operand.shape.elements)):
-            return None
+    for item in text.split(", "):
+        operand = index_of.get(item)
+        if operand is None:
+            name, sharp, element = _INDEX_COMMENT.sub("", item).partition("#")
+            operand = index_of.get(name)
+            if operand is None:
+                return None
+            if sharp and not (is_number(element) and int(element) < len(shapes[operand].elements)):
+                return None
         resolved.append(operand)
     return tuple(resolved)
