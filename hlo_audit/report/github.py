@@ -91,7 +91,8 @@ def _annotation(kind: Kind, group: Sequence[Listed], repository: Repository) -> 
     if places and places[0].in_repository:
         properties = {"file": plain(places[0].path), "line": str(places[0].line)}
         places, prepositions = places[1:], ["from"]
-    lines += [f"{word} {plain(str(place))}" for word, place in zip(prepositions, places)]
+    named = zip(prepositions, places, strict=False)
+    lines += [f"{preposition} {plain(str(place))}" for preposition, place in named]
     return _command(kind, f"{finding.rule} {finding.slug}", lines, properties)
 
 

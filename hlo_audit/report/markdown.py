@@ -180,7 +180,8 @@ def _count(audit: ProgramAudit, rule: Rule) -> str:
     if count is None:
         return "not counted"
     notes = sum(f.rule == rule.code and f.severity == "note" for f in audit.findings)
-    return f"{count} ({notes} notes)" if notes else str(count)
+    some = "1 note" if notes == 1 else f"{notes} notes"
+    return f"{count} ({some})" if notes else str(count)
 
 
 def _findings(

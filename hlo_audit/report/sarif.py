@@ -105,7 +105,7 @@ def _log(
                 ],
                 "properties": {
                     "environment": dict(report.environment),
-                    "gate": gate_to_json(report.gate),
+                    "gate": _clipped(gate_to_json(report.gate)),
                 },
             }
         ],
@@ -117,7 +117,11 @@ def _folder_uri(repository: Repository) -> str:
 
 
 def _file_uri(path: str) -> str:
-    return "file://" + quote(path, safe="/", errors="replace")
+    return "file://" + _quoted(path)
+
+
+def _quoted(path: str) -> str:
+    return quote(path, safe="/", errors="replace")
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
@@ -241,12 +245,10 @@ def _message(text: str, rest: str = "") -> dict[str, str]:
 
 
 def _location(place: Place, message: str = "") -> dict[str, Any]:
+    path = clip(place.path, MOST_CHARACTERS)
+    artifact = {"uri": _file_uri(path) if path.startswith("/") else _quoted(path)}
     if place.in_repository:
-        artifact = {"uri": quote(place.path, safe="/", errors="replace"), "uriBaseId": _ROOT}
-    elif place.path.startswith("/"):
-        artifact = {"uri": _file_uri(place.path)}
-    else:
-        artifact = {"uri": quote(place.path, safe="/", errors="replace")}
+        artifact["uriBaseId"] = _ROOT
     located: dict[str, Any] = {
         "physicalLocation": {
             "artifactLocation": artifact,
