@@ -1,4 +1,8 @@
-"""What a shell may complete: the names that options and arguments take. Imports no jax."""
+"""What a shell may complete: the names that options and arguments take. Imports no jax.
+
+Pairs come with a value, to be edited: a shell puts a blank after what it completes, so that half a
+pair would have to be taken back first.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,21 @@ def rules_and_models() -> list[str]:
 
 
 def output_formats() -> list[str]:
-    """``FORMAT=``, for a file to follow."""
-    return [f"{name}=" for name in FORMATS]
+    """``FORMAT=PATH`` for each format, with a usual name."""
+    endings = {"text": "txt", "junit": "xml", "markdown": "md", "github": "github.txt"}
+    return [f"{name}=report.{endings.get(name, name)}" for name in FORMATS]
 
 
 def rule_budgets() -> list[str]:
-    """``RULE=``, for a number to follow."""
-    return [f"{name}=" for name in rules()]
+    """``RULE=0`` for each name of a rule."""
+    return [f"{name}=0" for name in rules()]
 
 
 def rule_options() -> list[str]:
-    """``RULE.NAME=`` for each threshold."""
-    return [f"{rule.slug}.{name}=" for rule in ALL_RULES for name in rule.options]
+    """``RULE.NAME=N`` for each threshold, with its default."""
+    return [
+        f"{rule.slug}.{name}={value}" for rule in ALL_RULES for name, value in rule.options.items()
+    ]
 
 
 def layouts(programs: Sequence[str]) -> list[str]:
@@ -47,8 +54,10 @@ def layouts(programs: Sequence[str]) -> list[str]:
 
 
 def settings(programs: Sequence[str]) -> list[str]:
-    """``KEY=`` for each setting of the given models, of all where none is given."""
-    return _unique(f"{name}=" for model in _chosen(programs) for name in model.configure({}))
+    """``KEY=VALUE`` for each setting of the given models, of all where none is given, with its
+    default."""
+    pairs = (pair for model in _chosen(programs) for pair in model.configure({}).items())
+    return _unique(f"{name}={value}" for name, value in pairs)
 
 
 def topologies() -> list[str]:

@@ -196,6 +196,17 @@ def sarif_run(text: str) -> dict[str, Any]:
     return one
 
 
+def texts(value: Any) -> Iterator[str]:
+    """Every text in plain data, the keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value:
+            yield from texts(item)
+        if isinstance(value, dict):
+            yield from texts(list(value.values()))
+
+
 def junit_suites(text: str) -> ElementTree.Element:
     """The suites of a report that holds to the schema and counts right."""
     xmlschema.XMLSchema(str(DATA / "junit-10.xsd")).validate(text)
@@ -621,6 +632,7 @@ def hostile(name: str) -> Report:
 def test_hostile_names_are_harmless_in_sarif(name: str, repository: Repository) -> None:
     text = render_sarif(hostile(name), repository)
     one = sarif_run(text)
+    assert all(char.isprintable() or char == "\n" for char in "".join(texts(one)))
     for result in one["results"]:
         message = result["message"]["text"]
         assert all(char.isprintable() for char in message)

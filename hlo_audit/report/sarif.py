@@ -201,7 +201,9 @@ def _result(
     related = ([dumped] if dumped else []) + callers
     uri = primary["physicalLocation"]["artifactLocation"]["uri"]
     cost = format_cost([finding])
+    fixes = ", ".join(audit.fixes_of(finding))
     facts = [plain(audit.label), f"%{plain(finding.instruction)}", *([cost] if cost else [])]
+    facts += [f"fixes: {fixes}"] if fixes else []
     return {
         "ruleId": finding.rule,
         "ruleIndex": rule_index,
@@ -287,8 +289,8 @@ def _logical_location(entry: Listed) -> dict[str, str]:
     finding = entry.finding
     names = (entry.audit.module or "", finding.computation, finding.instruction)
     return {
-        "name": clip(finding.instruction, MOST_CHARACTERS),
-        "fullyQualifiedName": clip("/".join(name for name in names if name), MOST_CHARACTERS),
+        "name": clip(plain(finding.instruction), MOST_CHARACTERS),
+        "fullyQualifiedName": clip(plain("/".join(filter(None, names))), MOST_CHARACTERS),
         "kind": "instruction",
     }
 
@@ -310,11 +312,11 @@ def _fingerprints(entry: Listed, uri: str, seen: Counter[tuple[str, ...]]) -> di
 
 
 def _clipped(value: Any) -> Any:
-    """``value`` with every text in it cut; what it holds comes out of a dump."""
+    """``value`` with every text in it made printable and cut; what it holds comes out of a dump."""
     if isinstance(value, str):
-        return clip(value, MOST_CHARACTERS)
+        return clip(plain(value), MOST_CHARACTERS)
     if isinstance(value, Mapping):
-        return {key: _clipped(item) for key, item in value.items()}
+        return {plain(str(key)): _clipped(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_clipped(item) for item in value]
     return value
