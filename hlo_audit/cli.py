@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from hlo_audit._version import __version__
-from hlo_audit.errors import HloAuditError, UsageError
+from hlo_audit.errors import EXIT_GATE_FAILED, HloAuditError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from hlo_audit.report.formats import Destination, Format
     from hlo_audit.rule import Rule
 
-EXIT_GATE_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERNAL_ERROR = 70
 """``EX_SOFTWARE`` of sysexits: a fault of this tool is no verdict."""
@@ -103,27 +102,26 @@ def cli() -> None:
     """
 
 
-def _completes(names: str, *, files: bool = False) -> Callable[..., list[CompletionItem]]:
+def _completes(
+    names: str, *, of_programs: bool = False, files: bool = False
+) -> Callable[..., list[CompletionItem]]:
     """Complete a parameter by the function ``names`` of :mod:`hlo_audit.completion`.
 
     Args:
-        names: one that takes nothing, or the programs given so far.
+        of_programs: the function takes the programs that are given so far.
         files: let the shell complete files too.
     """
 
     def complete(
         context: click.Context, _: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        from inspect import signature
-
         from click.shell_completion import CompletionItem
 
         from hlo_audit import completion
 
-        known = getattr(completion, names)
         given = context.params.get("programs") or context.params.get("names") or ()
-        given = (given,) if isinstance(given, str) else given
-        found = known(given) if signature(known).parameters else known()
+        known = getattr(completion, names)
+        found = known(given) if of_programs else known()
         items = [CompletionItem(name) for name in found if name.startswith(incomplete)]
         # First: bash starts its list anew at a file.
         return [CompletionItem(incomplete, type="file"), *items] if files else items
@@ -153,7 +151,7 @@ _LAYOUT_OPTION = click.option(
     "layouts",
     multiple=True,
     metavar="NAME|all",
-    shell_complete=_completes("layouts"),
+    shell_complete=_completes("layouts", of_programs=True),
     help="Layout of the model; may be repeated.  [default: its baseline]",
 )
 _TOPOLOGY_OPTION = click.option(
@@ -176,7 +174,7 @@ _HOW_OPTIONS = (
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        shell_complete=_completes("settings"),
+        shell_complete=_completes("settings", of_programs=True),
         help="A size or other setting of the model; may be repeated.",
     ),
     _TOPOLOGY_OPTION,
@@ -657,15 +655,14 @@ def _render(
     from hlo_audit.report.sources import Repository
 
     audited = any(audit.error is None for audit in report.programs)
-    repository = Repository.around(Path.cwd())
     for destination in destinations:
-        if destination.format == "text" and not audited:
-            continue  # the errors have said it all
         if destination.format == "text" and destination.path is None:
             from hlo_audit.report.text import print_report
 
-            print_report(_console(), report, show_all=show_all)
+            if audited:  # else the errors have said it all
+                print_report(_console(), report, show_all=show_all)
         else:
+            repository = Repository.around(Path.cwd())
             text = render(
                 destination.format, report, repository, show_all=show_all, exit_code=exit_code
             )

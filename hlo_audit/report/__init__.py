@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from hlo_audit.audit import ProgramAudit
+from hlo_audit.errors import EXIT_GATE_FAILED
 from hlo_audit.gate import Gate
-
-EXIT_GATE_FAILED = 1
 
 
 @dataclass(frozen=True)

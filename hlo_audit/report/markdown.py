@@ -26,7 +26,7 @@ MOST_BYTES = 65_000
 """GitHub takes 65,536 characters in a comment, and 1 MiB in the summary of a step."""
 
 _MOST_CHARACTERS = 300
-_ROOM_FOR_END = 1_000
+_ROOM_FOR_END = 2_000
 
 
 def render_markdown(
@@ -41,7 +41,7 @@ def render_markdown(
     Args:
         repository: what the Python lines are relative to.
         show_all: lists notes too.
-        most_bytes: at least 2,000.
+        most_bytes: at least 4,000.
     """
     text = _Limited(most_bytes - _ROOM_FOR_END)
     text.add(_opening(report))

@@ -164,13 +164,13 @@ def _notifications(report: Report, codes: Sequence[str]) -> Iterator[dict[str, A
             yield {
                 "level": "error",
                 "descriptor": {"id": audit.error.kind},
-                "message": _message(f"{plain(audit.label)}: {plain(str(audit.error))}", log),
+                "message": _message(plain(f"{audit.label}: {audit.error}"), log),
             }
         for code, reason in audit.skipped.items():
             yield {
                 "level": "note",
                 "associatedRule": {"id": code, "index": codes.index(code)},
-                "message": _message(f"{plain(audit.label)}: {code} was not counted: {reason}"),
+                "message": _message(plain(f"{audit.label}: {code} was not counted: {reason}")),
             }
 
 
