@@ -50,6 +50,8 @@ class ProgramAudit:
         findings: by rule, in the order of the module.
         skipped: rule code -> why the rule could not look.
         cost: ``None`` where the module holds no estimates.
+        files: the files that the snapshots were read from, where those stay: not of a program that
+            was compiled.
     """
 
     program: str
@@ -66,6 +68,7 @@ class ProgramAudit:
     findings: tuple[Finding, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     cost: Cost | None = None
+    files: Mapping[AuditStage, Path] = field(default_factory=dict)
     error: HloAuditError | None = None
 
     @property
@@ -125,13 +128,17 @@ def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> l
     """
     if path.is_dir():
         return [
-            audit_module_dump(str(module.folder), module, _manifest_of(module), rules, options)
+            replace(
+                audit_module_dump(str(module.folder), module, _manifest_of(module), rules, options),
+                files={stage: snapshot.path for stage, snapshot in _snapshots(module).items()},
+            )
             for module in read_dump(path).modules
         ]
     module = read_module(path)
     stage = stage_of_file(path, module)
     readers: dict[AuditStage, Callable[[], Module]] = {stage: lambda: module} if stage else {}
-    subject = ProgramAudit(str(path), module=module.name)
+    files = {stage: path} if stage else {}
+    subject = ProgramAudit(str(path), module=module.name, files=files)
     return [_audit(subject, readers, rules, options)]
 
 
@@ -175,19 +182,23 @@ def audit_module_dump(
     options: RuleOptions,
 ) -> ProgramAudit:
     """Audit one module of a dump, from the snapshots that the rules read."""
-    snapshots: dict[AuditStage, Snapshot | None] = {
-        "before_optimizations": dump.before_optimizations,
-        "before_layout_assignment": dump.before_layout_assignment,
-        "final": dump.final,
-    }
     readers: dict[AuditStage, Callable[[], Module]] = {
-        stage: snapshot.read for stage, snapshot in snapshots.items() if snapshot is not None
+        stage: snapshot.read for stage, snapshot in _snapshots(dump).items()
     }
     subject = ProgramAudit(program, platform=dump.platform, module=dump.name or None)
     if manifest is not None:
         compiled = described_by(manifest)
         subject = replace(compiled, versions=manifest.versions, module=dump.name or None)
     return _audit(subject, readers, rules, options)
+
+
+def _snapshots(dump: ModuleDump) -> dict[AuditStage, Snapshot]:
+    snapshots: dict[AuditStage, Snapshot | None] = {
+        "before_optimizations": dump.before_optimizations,
+        "before_layout_assignment": dump.before_layout_assignment,
+        "final": dump.final,
+    }
+    return {stage: snapshot for stage, snapshot in snapshots.items() if snapshot is not None}
 
 
 def _audit(

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from hlo_audit._version import __version__
-from hlo_audit.errors import HloAuditError, UsageError
+from hlo_audit.errors import EXIT_GATE_FAILED, HloAuditError, UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
     from rich.console import Console
 
     from hlo_audit.audit import RuleOptions
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from hlo_audit.compiler import Outcome
     from hlo_audit.program import Lowering, Platform, Subject
     from hlo_audit.report import Report
+    from hlo_audit.report.formats import Destination, Format
     from hlo_audit.rule import Rule
 
-EXIT_GATE_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERNAL_ERROR = 70
 """``EX_SOFTWARE`` of sysexits: a fault of this tool is no verdict."""
@@ -84,7 +85,7 @@ def _drop_output() -> None:
 
 
 def _complain(error: HloAuditError) -> None:
-    from hlo_audit.report.text import plain
+    from hlo_audit.report.wording import plain
 
     click.echo(f"hlo-audit: error: {plain(str(error))}", err=True)
     for line in getattr(error, "log", ()):
@@ -99,6 +100,33 @@ def cli() -> None:
     PROGRAM is a reference model (see "hlo-audit models"), a dump folder, or an HLO file: .txt, .hlo
     or .hlo.pb, each also .gz; "-" reads text from standard input.
     """
+
+
+def _completes(
+    names: str, *, of_programs: bool = False, files: bool = False
+) -> Callable[..., list[CompletionItem]]:
+    """Complete a parameter by the function ``names`` of :mod:`hlo_audit.completion`.
+
+    Args:
+        of_programs: the function takes the programs that are given so far.
+        files: let the shell complete files too.
+    """
+
+    def complete(
+        context: click.Context, _: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from hlo_audit import completion
+
+        given = context.params.get("programs") or context.params.get("names") or ()
+        known = getattr(completion, names)
+        found = known(given) if of_programs else known()
+        items = [CompletionItem(name) for name in found if name.startswith(incomplete)]
+        # First: bash starts its list anew at a file.
+        return [CompletionItem(incomplete, type="file"), *items] if files else items
+
+    return complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +151,14 @@ _LAYOUT_OPTION = click.option(
     "layouts",
     multiple=True,
     metavar="NAME|all",
+    shell_complete=_completes("layouts", of_programs=True),
     help="Layout of the model; may be repeated.  [default: its baseline]",
 )
 _TOPOLOGY_OPTION = click.option(
-    "--topology", metavar="NAME", help="Chips to compile for, such as v5p:2x2x1."
+    "--topology",
+    metavar="NAME",
+    shell_complete=_completes("topologies"),
+    help="Chips to compile for, such as v5p:2x2x1.",
 )
 _HOW_OPTIONS = (
     click.option(
@@ -142,6 +174,7 @@ _HOW_OPTIONS = (
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
+        shell_complete=_completes("settings", of_programs=True),
         help="A size or other setting of the model; may be repeated.",
     ),
     _TOPOLOGY_OPTION,
@@ -206,15 +239,33 @@ _takes_how = _takes_how_but()
 
 
 @cli.command()
-@click.argument("programs", nargs=-1, metavar="[PROGRAM]...")
+@click.argument(
+    "programs",
+    nargs=-1,
+    metavar="[PROGRAM]...",
+    shell_complete=_completes("programs", files=True),
+)
 @_takes_how
-@click.option("--select", multiple=True, metavar="RULE", help="Apply this rule; may be repeated.")
-@click.option("--ignore", multiple=True, metavar="RULE", help="Leave it out; may be repeated.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="RULE",
+    shell_complete=_completes("rules"),
+    help="Apply this rule; may be repeated.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="RULE",
+    shell_complete=_completes("rules"),
+    help="Leave it out; may be repeated.",
+)
 @click.option(
     "--rule-option",
     "rule_options",
     multiple=True,
     metavar="RULE.NAME=N",
+    shell_complete=_completes("rule_options"),
     help="Set a threshold, such as relayout-copy.min_bytes=0; may be repeated.",
 )
 @click.option(
@@ -222,13 +273,26 @@ _takes_how = _takes_how_but()
     "budgets",
     multiple=True,
     metavar="RULE=N",
+    shell_complete=_completes("rule_budgets"),
     help="Fail where a program has more than N findings of a rule, notes too; may be repeated.",
 )
 @click.option("--exit-zero", is_flag=True, help="Exit 0 even where the gate fails.")
 @click.option(
-    "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(["text", "json", "sarif", "junit", "markdown", "github"]),
+    help="Form of the report; may be repeated.  [default: text]",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Write the report to this file.")
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="[FORMAT=]PATH",
+    shell_complete=_completes("output_formats", files=True),
+    help="Write the report to this file, in the form of --format or in the one named; may be "
+    "repeated. With FORMAT=PATH the terminal still shows the text, unless --quiet.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="List every finding, notes too.")
 def check(
     programs: tuple[str, ...],
@@ -238,8 +302,8 @@ def check(
     rule_options: tuple[str, ...],
     budgets: tuple[str, ...],
     exit_zero: bool,
-    format_: str,
-    output: Path | None,
+    formats: tuple[Format, ...],
+    outputs: tuple[str, ...],
     verbose: bool,
 ) -> None:
     """Apply the rules to programs, and gate on the counts.
@@ -250,6 +314,7 @@ def check(
     from hlo_audit.gate import judge, read_references
     from hlo_audit.models import ALL_MODELS
     from hlo_audit.report import Report, environment
+    from hlo_audit.report.formats import plan_outputs
     from hlo_audit.rule import find_rule, select_rules
     from hlo_audit.rules import ALL_RULES
     from hlo_audit.run import audit_subjects
@@ -264,9 +329,11 @@ def check(
     }
     for code in limits.keys() - {rule.code for rule in rules}:
         raise UsageError(f"--max {code}: that rule is not applied", hint="select it, or drop --max")
+    destinations = plan_outputs(formats, outputs, quiet=how.quiet)
     subjects = _find_subjects(programs or tuple(model.name for model in ALL_MODELS), how)
-    if output is not None and any(_is_input(output, name) for name in programs):
-        raise UsageError(f"{output} is what is read", hint="write the report to another file")
+    for path in (destination.path for destination in destinations if destination.path):
+        if any(_is_input(path, name) for name in programs):
+            raise UsageError(f"{path} is what is read", hint="write the report to another file")
     with _progress(subjects, how) as on_compiled:
         audits = audit_subjects(
             subjects,
@@ -277,20 +344,17 @@ def check(
             cache=_cache(how),
             on_compiled=on_compiled,
         )
-    gate = judge(audits, limits, read_references())
+    report = Report(audits, judge(audits, limits, read_references()), environment())
     errors = {str(audit.error): audit.error for audit in audits if audit.error is not None}
     for error in errors.values():
         _complain(error)
-    if len(errors) == 0 or format_ != "text" or any(audit.error is None for audit in audits):
-        _render(Report(audits, gate, environment()), format_, output, show_all=verbose)
-    if errors:
-        sys.exit(max(error.exit_code for error in errors.values()))
-    if not gate.passed and not exit_zero:
-        sys.exit(EXIT_GATE_FAILED)
+    exit_code = 0 if exit_zero and not errors else report.exit_code
+    _render(report, destinations, show_all=verbose, exit_code=exit_code)
+    sys.exit(exit_code)
 
 
 @cli.command()
-@click.argument("program")
+@click.argument("program", shell_complete=_completes("programs"))
 @_takes_how
 @click.option(
     "-o",
@@ -329,7 +393,7 @@ def lower(program: str, how: _How, folder: Path) -> None:
 
 
 @cli.command()
-@click.argument("rule")
+@click.argument("rule", shell_complete=_completes("rules"))
 def explain(rule: str) -> None:
     """Print the documentation of a rule, given by code or slug."""
     from hlo_audit.report.listing import print_explanation
@@ -366,7 +430,7 @@ def cache() -> None:
 @click.option("--cache-dir", type=click.Path(path_type=Path), envvar="HLO_AUDIT_CACHE_DIR")
 def cache_info(cache_dir: Path | None) -> None:
     """Print where the cache is and what it holds."""
-    from hlo_audit.report.text import format_bytes
+    from hlo_audit.report.wording import format_bytes
 
     info = _cache_in(cache_dir).info()
     used, limit = format_bytes(info.bytes), format_bytes(info.limit_bytes)
@@ -377,20 +441,26 @@ def cache_info(cache_dir: Path | None) -> None:
 @click.option("--cache-dir", type=click.Path(path_type=Path), envvar="HLO_AUDIT_CACHE_DIR")
 def cache_clear(cache_dir: Path | None) -> None:
     """Delete every dump in the cache."""
-    from hlo_audit.report.text import format_bytes
+    from hlo_audit.report.wording import format_bytes
 
     info = _cache_in(cache_dir).clear()
     click.echo(f"deleted {info.entries} dumps, {format_bytes(info.bytes)}")
 
 
 @cli.command()
-@click.argument("names", nargs=-1, metavar="[RULE|MODEL]...")
+@click.argument(
+    "names",
+    nargs=-1,
+    metavar="[RULE|MODEL]...",
+    shell_complete=_completes("rules_and_models"),
+)
 @_takes_how_but(_LAYOUT_OPTION, _TOPOLOGY_OPTION)
 @click.option(
     "--topology",
     "topologies",
     multiple=True,
     metavar="NAME",
+    shell_complete=_completes("topologies"),
     help="Chips to compile for, such as v5p:2x2x1; may be repeated.  [default: the model's own]",
 )
 @click.option(
@@ -578,16 +648,26 @@ def _console() -> Console:
     return ReportConsole(highlight=False)
 
 
-def _render(report: Report, format_: str, output: Path | None, *, show_all: bool) -> None:
-    if format_ == "json":
-        from hlo_audit.report.json import render_json
+def _render(
+    report: Report, destinations: Sequence[Destination], *, show_all: bool, exit_code: int
+) -> None:
+    from hlo_audit.report.formats import render
+    from hlo_audit.report.sources import Repository
 
-        _put(render_json(report), output)
-    else:
-        from hlo_audit.report.text import print_report
+    audited = any(audit.error is None for audit in report.programs)
+    for destination in destinations:
+        if destination.format == "text" and destination.path is None:
+            from hlo_audit.report.text import print_report
 
-        _print(lambda console: print_report(console, report, show_all=show_all), output)
-    if output is not None and not report.gate.passed:
+            if audited:  # else the errors have said it all
+                print_report(_console(), report, show_all=show_all)
+        else:
+            repository = Repository.around(Path.cwd())
+            text = render(
+                destination.format, report, repository, show_all=show_all, exit_code=exit_code
+            )
+            _put(text, destination.path)
+    if not report.gate.passed and all(destination.path for destination in destinations):
         from hlo_audit.report.text import verdict
 
         click.echo(verdict(report).plain, err=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+EXIT_GATE_FAILED = 1
+"""The exit code of the command line where all went well and the verdict is no."""
+
 
 class HloAuditError(Exception):
     """An error to show to the user as a line, never as a traceback.

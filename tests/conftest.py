@@ -24,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="compare every snapshot with XLA's own parser, not a sample of them",
     )
     group.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden files of the reports anew, to be read in the diff",
+    )
+    group.addoption(
         "--dumps",
         type=Path,
         metavar="DIR",

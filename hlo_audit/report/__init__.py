@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from hlo_audit.audit import ProgramAudit
+from hlo_audit.errors import EXIT_GATE_FAILED
 from hlo_audit.gate import Gate
 
 
@@ -23,6 +24,12 @@ class Report:
     programs: Sequence[ProgramAudit]
     gate: Gate
     environment: Mapping[str, str | None]
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: that of the gravest error, else 1 where the gate fails, else 0."""
+        errors = [audit.error.exit_code for audit in self.programs if audit.error is not None]
+        return max(errors, default=0 if self.gate.passed else EXIT_GATE_FAILED)
 
 
 def environment() -> dict[str, str | None]:

@@ -30,7 +30,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "tool": {"name": "hlo-audit", "version": __version__},
         "environment": dict(report.environment),
         "programs": [_program(audit) for audit in report.programs],
-        "gate": _gate(report.gate),
+        "gate": gate_to_json(report.gate),
     }
 
 
@@ -99,7 +99,8 @@ def _finding(audit: ProgramAudit, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _gate(gate: Gate) -> dict[str, Any]:
+def gate_to_json(gate: Gate) -> dict[str, Any]:
+    """The verdict as plain data."""
     return {
         "passed": gate.passed,
         "held": gate.held,

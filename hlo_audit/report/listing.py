@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hlo_audit.program import Model
+from hlo_audit.report.explanation import explanation
 from hlo_audit.report.text import Indented
 from hlo_audit.rule import Rule
 
@@ -45,19 +46,5 @@ def print_models(console: Console, models: Sequence[Model]) -> None:
 
 def print_explanation(console: Console, rule: Rule) -> None:
     """Print the documentation of a rule, its options and its fixes."""
-    parts = [f"**{rule.code} {rule.slug}**", rule.documentation]
-    if rule.options:
-        parts.append("## Options")
-        parts += [
-            f"- `{rule.slug}.{name}`: {value:,} by default" for name, value in rule.options.items()
-        ]
-    if rule.fixes:
-        parts.append("## Fixes")
-    for fix in rule.fixes:
-        claims = "".join(f"\n- {name}: {text}" for name, text in fix.claims.items())
-        parts.append(
-            f"**{fix.name}**: {fix.change}.\n\n"
-            f"- Shown by: {fix.model} (`models/{fix.model.replace('-', '_')}.py`), layout "
-            f"`{fix.before}` against `{fix.name}`\n- Cost: {fix.cost}{claims}"
-        )
-    console.print(Markdown("\n\n".join(parts)))
+    heading = f"**{rule.code} {rule.slug}**"
+    console.print(Markdown(f"{heading}\n\n{explanation(rule)}"))

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hlo_audit._version import __version__
 from hlo_audit.proof import Best, Proof, ProofReport, Run, Side
-from hlo_audit.report.text import format_bytes, plain
+from hlo_audit.report.wording import format_bytes, plain
 
 _VERDICTS = {
     "clears": ("clears", "green"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
 from rich import box
 from rich.console import (
@@ -23,6 +20,9 @@ from hlo_audit._version import __version__
 from hlo_audit.audit import ProgramAudit
 from hlo_audit.hlo import SourceLocation
 from hlo_audit.report import Report
+from hlo_audit.report.listed import offered_fixes
+from hlo_audit.report.sources import shown
+from hlo_audit.report.wording import cost_of, format_cost, headline, not_audited, plain
 from hlo_audit.rule import Finding, Rule
 
 MOST_FINDINGS = 12
@@ -78,38 +78,14 @@ class Indented:
             yield Text(" " * (self.by + (self.hanging if number else 0))) + line
 
 
-def plain(text: str) -> str:
-    """``text`` with control characters spelt out: names in a dump must not steer a terminal."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-def format_bytes(count: int) -> str:
-    """Bytes in decimal units, three digits: ``98.3 MB``."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
-
-
 def verdict(report: Report) -> Text:
     """The last lines: whether the gate holds, and what was not audited."""
     gate = report.gate
-    failed = sum(audit.error is not None for audit in report.programs)
-    lines = [Text(f"  {plain(violation.message)}") for violation in gate.violations]
-    if gate.violations:
-        lines.insert(0, Text("gate failed", style="bold red"))
-    elif gate.held:
-        programs = "1 program" if gate.held == 1 else f"{gate.held} programs"
-        how = "within budget" if gate.against == "budget" else "as the reference counts"
-        lines.append(Text(f"gate passed: {programs} {how}", style="bold green"))
-    else:
-        lines.append(Text("no gate: neither budget nor reference counts for this", style="dim"))
-    if failed:
-        lines.append(Text(f"{failed} of {len(report.programs)} not audited", style="bold red"))
+    style = "bold red" if gate.violations else "bold green" if gate.held else "dim"
+    lines = [Text(headline(report), style=style)]
+    lines += [Text(f"  {plain(violation.message)}") for violation in gate.violations]
+    if rest := not_audited(report):
+        lines.append(Text(rest, style="bold red"))
     return Text("\n").join(lines)
 
 
@@ -211,7 +187,7 @@ def _rule(
         return
     yield _heading(audit, rule, found)
     alike: dict[tuple[object, ...], list[Finding]] = {}
-    for finding in sorted(listed, key=_cost_of, reverse=True):
+    for finding in sorted(listed, key=cost_of, reverse=True):
         identity = (finding.message, finding.source, finding.op_name, finding.executions)
         alike.setdefault(identity, []).append(finding)
     groups = list(alike.values())
@@ -225,27 +201,12 @@ def _rule(
 def _heading(audit: ProgramAudit, rule: Rule, found: Sequence[Finding]) -> Indented:
     tallies = audit.tallies[rule.code]
     classes = ", ".join(f"{count} {name}" for name, count in sorted(tallies.items()))
-    costs = [_format_cost(found)]
+    costs = [format_cost(found)]
     text = Text.assemble(
         (f"{rule.code} {rule.slug}", "bold"),
         f"  {len(found)}: {classes}" + "".join(f"; {cost}" for cost in costs if cost),
     )
     return Indented(text, 2, hanging=2)
-
-
-def _format_cost(findings: Sequence[Finding]) -> str:
-    """What the findings take in one step, each run of them counted."""
-    cycles, moved = (sum(costs) for costs in zip(*map(_cost_of, findings), strict=True))
-    parts = [format_bytes(moved)] if moved else []
-    if cycles:
-        parts.append(f"{cycles:,} est. cycles")
-    return f"{', '.join(parts)} a step" if parts else ""
-
-
-def _cost_of(finding: Finding) -> tuple[int, int]:
-    """Cycles, then bytes, of all its runs in a step: what lists the most costly first."""
-    runs = 1 if finding.executions is None else finding.executions
-    return (finding.estimated_cycles or 0) * runs, (finding.bytes or 0) * runs
 
 
 def _finding(group: Sequence[Finding]) -> Iterator[RenderableType]:
@@ -256,7 +217,7 @@ def _finding(group: Sequence[Finding]) -> Iterator[RenderableType]:
     yield Indented(Text.assemble(("- ", color), times + plain(finding.message)), 4, hanging=2)
     instructions = ", ".join(f"%{plain(one.instruction)}" for one in group[:4])
     more = f" and {len(group) - 4} more" if len(group) > 4 else ""
-    facts = [f"{instructions}{more}", _format_cost(group)]
+    facts = [f"{instructions}{more}", format_cost(group)]
     if finding.executions is None:
         facts.append("in a loop of unknown trips")
     elif finding.executions != 1:
@@ -277,30 +238,11 @@ def _finding(group: Sequence[Finding]) -> Iterator[RenderableType]:
 
 
 def _location(source: SourceLocation) -> str:
-    path = Path(source.file)
-    if path.is_absolute():
-        with contextlib.suppress(OSError):  # the working directory may be gone
-            path = Path(min(os.path.relpath(path), str(path), key=len))
-    shown = str(path)
-    if "site-packages/" in shown:
-        shown = shown.rpartition("site-packages/")[2]
-    function = f" in {source.function}" if source.function else ""
-    return plain(f"{shown}:{source.line}{function}")
+    return plain(shown(source))
 
 
 def _fixes(audit: ProgramAudit) -> Iterator[RenderableType]:
     """Each fix once, with how many of which rule's findings it is for."""
-    clears: dict[str, list[str]] = {}
-    changes: dict[str, str] = {}
-    for rule in audit.rules:
-        found = [f for f in audit.findings if f.rule == rule.code and f.severity == "warning"]
-        for fix in rule.fixes:
-            count = sum(fix.name in audit.fixes_of(finding) for finding in found)
-            if count:
-                modes = sorted({target.mode for target in fix.clears})
-                only = f" (in {modes[0]} mode)" if len(modes) == 1 and audit.mode is None else ""
-                changes.setdefault(fix.name, f"{fix.change}{only}")
-                clears.setdefault(fix.name, []).append(f"{count} of {len(found)} {rule.code}")
-    for name, counts in clears.items():
-        parts = (("fix ", "green"), (name, "green bold"), f" for {', '.join(counts)}: ")
-        yield Indented(Text.assemble(*parts, changes[name]), 2, hanging=2)
+    for fix in offered_fixes(audit):
+        parts = (("fix ", "green"), (fix.name, "green bold"), f" for {', '.join(fix.counts)}: ")
+        yield Indented(Text.assemble(*parts, fix.change), 2, hanging=2)

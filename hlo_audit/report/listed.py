@@ -1,0 +1,120 @@
+"""Which findings a report lists, in which order, and which fixes it offers.
+
+Every format but JSON, which holds all findings, lists the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hlo_audit.audit import ProgramAudit
+from hlo_audit.report import Report
+from hlo_audit.report.wording import cost_of
+from hlo_audit.rule import Finding
+
+Level = Literal["error", "warning", "note"]
+
+_LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A finding of a program.
+
+    Attributes:
+        breaks_gate: whether it is one of more findings of its rule than the gate allows.
+    """
+
+    audit: ProgramAudit
+    finding: Finding
+    breaks_gate: bool
+
+    @property
+    def level(self) -> Level:
+        """``error`` for what fails the gate, else the severity of the finding."""
+        return "error" if self.breaks_gate else self.finding.severity
+
+
+def listed(report: Report, *, show_all: bool = False) -> list[Listed]:
+    """What fails the gate, then warnings, then notes; of each the most costly first.
+
+    Notes are left out unless ``show_all``, or where they fail the gate.
+    """
+    broken = {
+        (violation.program, violation.rule)
+        for violation in report.gate.violations
+        if violation.count is not None and violation.count > violation.limit
+    }
+    entries = [
+        Listed(audit, finding, (audit.label, finding.rule) in broken)
+        for audit in report.programs
+        for finding in audit.findings
+    ]
+    chosen = [entry for entry in entries if show_all or entry.level != "note"]
+    return sorted(chosen, key=_order)
+
+
+def _order(entry: Listed) -> tuple[int, int, int]:
+    cycles, moved = cost_of(entry.finding)
+    return _LEVELS.index(entry.level), -cycles, -moved
+
+
+def alike(entries: Iterable[Listed]) -> list[list[Listed]]:
+    """The entries that differ in nothing but their instruction and their program, together.
+
+    A group stands where its first entry stood.
+    """
+    groups: dict[tuple[object, ...], list[Listed]] = {}
+    for entry in entries:
+        finding = entry.finding
+        identity = (
+            entry.level,
+            finding.rule,
+            finding.message,
+            finding.source,
+            finding.op_name,
+            finding.executions,
+        )
+        groups.setdefault(identity, []).append(entry)
+    return list(groups.values())
+
+
+@dataclass(frozen=True)
+class OfferedFix:
+    """A layout fix for some findings of a program.
+
+    Attributes:
+        name: of the fix.
+        counts: for how many of which rule's warnings it is, such as ``4 of 6 HLA002``.
+        change: what to change, in words.
+    """
+
+    name: str
+    counts: tuple[str, ...]
+    change: str
+
+
+def offered_fixes(audit: ProgramAudit) -> Iterator[OfferedFix]:
+    """Each fix once, in the order of the rules."""
+    counts: dict[str, list[str]] = {}
+    changes: dict[str, str] = {}
+    for rule in audit.rules:
+        found = [f for f in audit.findings if f.rule == rule.code and f.severity == "warning"]
+        for fix in rule.fixes:
+            count = sum(fix.name in audit.fixes_of(finding) for finding in found)
+            if count:
+                modes = sorted({target.mode for target in fix.clears})
+                only = f" (in {modes[0]} mode)" if len(modes) == 1 and audit.mode is None else ""
+                changes.setdefault(fix.name, f"{fix.change}{only}")
+                counts.setdefault(fix.name, []).append(f"{count} of {len(found)} {rule.code}")
+    for name, of_rules in counts.items():
+        yield OfferedFix(name, tuple(of_rules), changes[name])
+
+
+def programs_of(entries: Sequence[Listed]) -> str:
+    """The labels of the programs, each once, four at the most."""
+    labels = list(dict.fromkeys(entry.audit.label for entry in entries))
+    more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+    return ", ".join(labels[:4]) + more

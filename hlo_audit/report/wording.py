@@ -1,0 +1,66 @@
+"""What reports say alike: names made harmless, sizes, costs, and the verdict, as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hlo_audit.report import Report
+from hlo_audit.rule import Finding
+
+
+def plain(text: str) -> str:
+    """``text`` with control characters spelt out: names in a dump must not steer a terminal.
+
+    On one line. What stays is printable: no escapes, no direction marks, no surrogates.
+    """
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def clip(text: str, most: int) -> str:
+    """``text``, cut to ``most`` characters; a cut one ends in ``...``."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def format_bytes(count: int) -> str:
+    """Bytes in decimal units, three digits: ``98.3 MB``."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def cost_of(finding: Finding) -> tuple[int, int]:
+    """Cycles, then bytes, of all its runs in a step: what lists the most costly first."""
+    runs = 1 if finding.executions is None else finding.executions
+    return (finding.estimated_cycles or 0) * runs, (finding.bytes or 0) * runs
+
+
+def format_cost(findings: Sequence[Finding]) -> str:
+    """What the findings take in one step, each run of them counted; ``""`` for nothing."""
+    cycles, moved = (sum(costs) for costs in zip(*map(cost_of, findings), strict=True))
+    parts = [format_bytes(moved)] if moved else []
+    if cycles:
+        parts.append(f"{cycles:,} est. cycles")
+    return f"{', '.join(parts)} a step" if parts else ""
+
+
+def headline(report: Report) -> str:
+    """The verdict in a few words; holds no name of a program."""
+    gate = report.gate
+    if gate.violations:
+        return "gate failed"
+    if gate.held:
+        programs = "1 program" if gate.held == 1 else f"{gate.held} programs"
+        how = "within budget" if gate.against == "budget" else "as the reference counts"
+        return f"gate passed: {programs} {how}"
+    return "no gate: neither budget nor reference counts for this"
+
+
+def not_audited(report: Report) -> str:
+    """How many programs could not be audited; ``""`` where all were."""
+    failed = sum(audit.error is not None for audit in report.programs)
+    return f"{failed} of {len(report.programs)} not audited" if failed else ""
