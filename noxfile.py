@@ -21,7 +21,7 @@ from pathlib import Path
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))
-from find_python import find_python  # noqa: E402
+from find_python import find_python
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"

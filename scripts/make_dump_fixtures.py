@@ -8,9 +8,10 @@ keeps of each module the first and the last snapshots, and every other one that 
 that no snapshot kept before it shows. ``--jax VERSION`` and ``--output FILE`` make an archive of
 some versions alone, to look at; where a Python that is needed is not found, nothing is written.
 
-Two runs give the same bytes, as long as the index gives the same releases of jaxlib and libtpu:
-they stand in ``versions.json`` of each folder. ``tests/test_form_fixtures.py`` holds the archive to
-the forms that it is there for. Takes some minutes, and the network for the first time.
+Two runs of one checkout give the same bytes, wherever it stands, as long as the index gives the same
+releases of jaxlib and libtpu: they stand in ``versions.json`` of each folder. Takes some minutes, and
+the network for the first time. ``tests/test_form_fixtures.py`` holds the archive to the forms that it
+is there for.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def make_dumps(jax_version: str, python: str, folder: Path) -> Path:
     print(f"jax {jax_version}", flush=True)
     subprocess.run([python, "-m", "venv", environment], check=True)
     interpreter = environment / "bin" / "python"
-    install = [interpreter, "-m", "pip", "install", "--quiet", "--editable", ROOT]
+    install = [interpreter, "-m", "pip", "install", "--quiet", "--no-compile", "--editable", ROOT]
     subprocess.run([*install, f"jax=={jax_version}"], check=True)
     # The names of source files stand in the tables of a module and inside of a kernel: without the
     # part that is of this machine.
@@ -175,9 +176,8 @@ def entries(jax_version: str, dumps: Path) -> Iterator[tuple[str, bytes]]:
                 continue
             for path in distinct(module):
                 data = path.read_bytes()
-                for place in (ROOT, dumps.parent, Path.home()):
-                    if str(place).encode() in data:
-                        sys.exit(f"{path} names {place}")
+                if place := re.search(rb'"(/[^"]*\.py)"', data):
+                    sys.exit(f"{path} names {place[1].decode()}")
                 yield f"{name}/{path.name}", data
     del versions["python"]  # its patch release changes nothing of the text
     yield f"jax-{jax_version}/versions.json", json.dumps(versions, indent=1).encode() + b"\n"

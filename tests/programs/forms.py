@@ -130,7 +130,7 @@ def kernel(mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
         target[...] = source[...] * 2
 
     def call(block: Any) -> Any:
-        doubled = pl.pallas_call(
+        return pl.pallas_call(
             double,
             out_shape=jax.ShapeDtypeStruct(block.shape, block.dtype),
             grid=(2,),
@@ -138,7 +138,6 @@ def kernel(mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
             out_specs=pl.BlockSpec((block.shape[0] // 2, block.shape[1]), lambda i: (i, 0)),
             name="double",
         )(block)
-        return doubled
 
     by_rows = P(mesh.axis_names)
     sharded = jax.shard_map(call, mesh=mesh, in_specs=by_rows, out_specs=by_rows, check_vma=False)
