@@ -8,10 +8,10 @@ keeps of each module the first and the last snapshots, and every other one that 
 that no snapshot kept before it shows. ``--jax VERSION`` and ``--output FILE`` make an archive of
 some versions alone, to look at; where a Python that is needed is not found, nothing is written.
 
-Two runs of one checkout give the same bytes, wherever it stands, as long as the index gives the same
-releases of jaxlib and libtpu: they stand in ``versions.json`` of each folder. Takes some minutes, and
-the network for the first time. ``tests/test_form_fixtures.py`` holds the archive to the forms that it
-is there for.
+Two runs of one checkout give the same bytes, wherever it stands, as long as the index gives the
+same releases of jaxlib and libtpu: they stand in ``versions.json`` of each folder. Takes some
+minutes, and the network for the first time. ``tests/test_form_fixtures.py`` holds the archive to
+the forms that it is there for.
 """
 
 from __future__ import annotations
