@@ -10,7 +10,7 @@ import importlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -305,6 +305,42 @@ def _without_expanded_operands(graph: Graph, written: Container[str]) -> Graph:
     )
 
 
+def _with_written_names(graph: Graph, written: Iterable[str], taken: Container[str]) -> Graph:
+    """Take back the names that jaxlib makes up where one of the text is taken.
+
+    What it makes of ``%p#0`` may get the name ``p_0.2``, which another computation has in the text:
+    there it becomes ``p_0.7``. That is taken back where only one name can be meant.
+
+    Args:
+        written: the names in the text of the computation.
+        taken: the names of what jaxlib added.
+    """
+    ours = set(written)
+    lost = [name for name in ours - graph.operations.keys() if name in taken]
+    made_up = graph.operations.keys() - ours
+    names = {}
+    for name in lost:
+        alike = [one for one in made_up if _stem(one) == _stem(name)]
+        if len(alike) == 1 and [one for one in lost if _stem(one) == _stem(name)] == [name]:
+            names[alike[0]] = name
+    if not names:
+        return graph
+
+    def value(of: ValueName) -> ValueName:
+        return names.get(of[0], of[0]), of[1]
+
+    operations = {
+        names.get(name, name): operation._replace(operands=tuple(map(value, operation.operands)))
+        for name, operation in graph.operations.items()
+    }
+    schedule = [names.get(name, name) for name in graph.schedule]
+    return Graph(value(graph.root), operations, _users(operations), schedule)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"\.\d+$", "", name)
+
+
 # -- our view of the same text
 
 
@@ -355,10 +391,18 @@ def _differences(module: Module, text: str) -> tuple[list[str], int]:
     if module.computations.keys() != theirs.keys():
         found.append(f"computations: {module.computations.keys() ^ theirs.keys()} on one side only")
     count = 0
-    for name in module.computations.keys() & theirs.keys():
+    both = module.computations.keys() & theirs.keys()
+    taken = {
+        one
+        for name in both
+        for one in theirs[name].operations
+        if one not in module.computations[name]
+    }
+    for name in both:
         computation = module.computations[name]
         ours, xla = _our_graph(module, computation), theirs[name]
         xla = _without_expanded_operands(xla, computation)
+        xla = _with_written_names(xla, (one.name for one in computation), taken)
         count += len(ours.operations)
         if ours.root != xla.root:
             found.append(f"{name}: the root is ours {ours.root}, XLA's {xla.root}")
