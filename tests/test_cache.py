@@ -224,6 +224,7 @@ def _store_often(folder: Path, dump: Path, out: Path) -> None:
             assert len(list(out.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_several_processes_share_a_folder(tmp_path: Path, dump: Path) -> None:
     context = multiprocessing.get_context("spawn")
     workers = [
@@ -256,6 +257,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.name.startswith("module_")}
 
 
+@pytest.mark.slow
 def test_a_program_is_compiled_once(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     program = tmp_path / "program.py"
@@ -318,6 +320,7 @@ def test_a_hit_imports_no_jax(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_of_the_cache_and_empties_it(tmp_path: Path, dump: Path) -> None:
     def run(*arguments: str) -> str:
         return subprocess.run(

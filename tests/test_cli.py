@@ -217,6 +217,7 @@ def test_one_bad_program_does_not_hide_the_others(explicit_dump: Path, tmp_path:
     assert second["counts"]["HLA002"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -25,6 +25,8 @@ from hlo_audit.errors import CompileError, DumpError, HloAuditError, UsageError
 from hlo_audit.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
 from hlo_audit.program import Lowering, Mode
 
+pytestmark = [pytest.mark.slow, pytest.mark.oldest_jax]
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 PATIENCE_SECONDS = 30.0

@@ -22,6 +22,8 @@ from hlo_audit.manifest import Manifest, read_manifest
 from hlo_audit.rule import Context, Finding
 from hlo_audit.rules import ALL_RULES
 
+pytestmark = pytest.mark.slow
+
 SLICED = """\
 HloModule m, is_scheduled=true, num_partitions=4
 

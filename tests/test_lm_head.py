@@ -23,6 +23,8 @@ from hlo_audit.program import MODES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.oldest_jax
+
 LAYOUTS = [layout.name for layout in lm_head.LAYOUTS]
 SIZES: dict[str, Any] = {"embed": 32, "vocab": 64, "batch": 8, "seq": 4}
 DEVICES = 4

@@ -24,9 +24,13 @@ from hlo_audit.report.json import to_json
 from hlo_audit.rules import ALL_RULES
 from hlo_audit.run import audit_subjects
 
-pytestmark = pytest.mark.skipif(
-    available_platform() != "tpu", reason="libtpu is made for Linux x86-64 only"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.oldest_jax,
+    pytest.mark.skipif(
+        available_platform() != "tpu", reason="libtpu is made for Linux x86-64 only"
+    ),
+]
 
 V5P, V6E = "v5p:2x2x1", "v6e:2x2"
 LAYOUTS = tuple(layout.name for layout in ALL_MODELS[0].layouts)

@@ -639,6 +639,8 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.oldest_jax
 @needs_libtpu
 def test_every_claim_of_every_fix_holds(proven: dict[str, Any]) -> None:
     parts = [*proven["proofs"], *proven["numerics"]]
@@ -658,6 +660,8 @@ def verdicts(proven: dict[str, Any], topology: str, mode: str, rule: str) -> dic
     }
 
 
+@pytest.mark.slow
+@pytest.mark.oldest_jax
 @needs_libtpu
 def test_a_fix_holds_for_a_target(proven: dict[str, Any]) -> None:
     fixes = ("vocab-embed", "kernel-order-grad", "free-entry-layout")
@@ -672,6 +676,8 @@ def test_a_fix_holds_for_a_target(proven: dict[str, Any]) -> None:
         }
 
 
+@pytest.mark.slow
+@pytest.mark.oldest_jax
 @needs_libtpu
 def test_the_transposed_kernel_costs_more_under_auto_on_v5p_and_says_so(
     proven: dict[str, Any],
@@ -689,6 +695,8 @@ def test_the_transposed_kernel_costs_more_under_auto_on_v5p_and_says_so(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.oldest_jax
 @needs_libtpu
 def test_the_best_fix_is_named_for_each_topology_and_mode(proven: dict[str, Any]) -> None:
     best = {(one["topology"], one["mode"]): one for one in proven["best"]}
@@ -708,6 +716,8 @@ def test_the_best_fix_is_named_for_each_topology_and_mode(proven: dict[str, Any]
         assert cycles == sorted(cycles)
 
 
+@pytest.mark.slow
+@pytest.mark.oldest_jax
 @needs_libtpu
 def test_layouts_agree_bit_for_bit_where_no_sum_rounds(proven: dict[str, Any]) -> None:
     names = {"loss", "hidden gradient", "kernel gradient", "kernel", "first moment"}
@@ -737,6 +747,8 @@ def run_prove(*arguments: str) -> subprocess.CompletedProcess[str]:
 SMALL = [f"--set={name}={size}" for name, size in (("embed", 64), ("vocab", 256), ("seq", 16))]
 
 
+@pytest.mark.slow
+@pytest.mark.oldest_jax
 def test_on_cpu_fixes_are_measured_and_none_is_best(tmp_path: Path) -> None:
     path = tmp_path / "proofs.json"
     how = ("--platform", "cpu", "--mode", "explicit", "--format", "json", "--output", str(path))
@@ -754,6 +766,8 @@ def test_on_cpu_fixes_are_measured_and_none_is_best(tmp_path: Path) -> None:
     assert (best["fix"], best["reason"]) == (None, "the cpu compiler gives no estimated cycles")
 
 
+@pytest.mark.slow
+@pytest.mark.oldest_jax
 @needs_libtpu
 def test_a_fix_that_fails_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = next(rule for rule in ALL_RULES if rule.code == "HLA004")
@@ -765,6 +779,7 @@ def test_a_fix_that_fails_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "not proven: 1 claims fail" in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
