@@ -309,9 +309,7 @@ def product(
     out_dtype = jnp.dtype(out_dtype or lhs.dtype)
     element = ElementBytes(lhs.dtype.itemsize, rhs.dtype.itemsize, out_dtype.itemsize)
     tiles = tiles or product_tiles(m, k, n, groups, element)
-    pieces = cut_rows(
-        group_sizes, jnp.int32(group_offset), m=m, tile_m=tiles.m, groups=groups
-    )
+    pieces = cut_rows(group_sizes, jnp.int32(group_offset), m=m, tile_m=tiles.m, groups=groups)
     _, k_tiles, n_tiles = _counts((m, k, n), tiles)
 
     def k_block(piece: Any, k_tile: Any, pieces: Pieces) -> Any:
@@ -366,9 +364,7 @@ def product(
     )
 
 
-def _product_kernel(
-    *refs: Any, tiles: Tiles, k: int, transpose_rhs: bool, scaled: bool
-) -> None:
+def _product_kernel(*refs: Any, tiles: Tiles, k: int, transpose_rhs: bool, scaled: bool) -> None:
     pieces, (lhs_ref, rhs_ref, *scale_refs, out_ref, sum_ref) = Pieces(*refs[:6]), refs[6:]
     piece, k_tile = pl.program_id(1), pl.program_id(2)
     is_first = _is_first(pieces.write_tile, piece) & (k_tile == 0)
@@ -442,9 +438,7 @@ def transposed_product(
     out_dtype = jnp.dtype(out_dtype or lhs.dtype)
     element = ElementBytes(lhs.dtype.itemsize, dout.dtype.itemsize, out_dtype.itemsize)
     tiles = tiles or drhs_tiles(m, k, n, groups, element)
-    pieces = cut_rows(
-        group_sizes, jnp.int32(group_offset), m=m, tile_m=tiles.m, groups=groups
-    )
+    pieces = cut_rows(group_sizes, jnp.int32(group_offset), m=m, tile_m=tiles.m, groups=groups)
     _, k_tiles, n_tiles = _counts((m, k, n), tiles)
 
     def lhs_block(k_tile: Any, n_tile: Any, piece: Any, *refs: Any) -> tuple[Any, ...]:

@@ -68,10 +68,10 @@ class MoEConfig:
         UsageError: for a value out of its range.
     """
 
-    experts: int = 8
+    experts: int = 128
     top_k: int = 2
-    embed: int = 384
-    mlp: int = 256
+    embed: int = 512
+    mlp: int = 384
     batch: int = 8
     seq: int = 64
     gated: bool = True
@@ -183,9 +183,7 @@ def apply(
     """
     _check_layout(layout)
     count, embed = tokens.shape
-    logits = jnp.dot(
-        tokens, params.router.astype(tokens.dtype), preferred_element_type=jnp.float32
-    )
+    logits = jnp.dot(tokens, params.router.astype(tokens.dtype), preferred_element_type=jnp.float32)
     _, experts = jax.lax.top_k(jax.lax.stop_gradient(logits), config.top_k)
     chosen = experts[..., None] == jnp.arange(config.experts)
     # A comparison, where taking the logits themselves would scatter in the gradient.
