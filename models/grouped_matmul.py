@@ -20,6 +20,7 @@ accumulator, each masked to its own rows.
 from __future__ import annotations
 
 import itertools
+import math
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -251,11 +252,11 @@ def _is_first(keys: Any, piece: Any) -> Any:
     return (piece == 0) | (keys[piece] != keys[jnp.maximum(piece - 1, 0)])
 
 
-def _is_last(keys: Any, piece: Any, pieces: int) -> Any:
+def _is_last(keys: Any, piece: Any, pieces: Any) -> Any:
     return (piece == pieces - 1) | (keys[piece] != keys[jnp.minimum(piece + 1, pieces - 1)])
 
 
-def _rows_of(pieces: Pieces, piece: Any, shape: tuple[int, int], tile: Any) -> Any:
+def _rows_of(pieces: Pieces, piece: Any, shape: tuple[int, ...], tile: Any) -> Any:
     """A mask of a block's rows: those that the piece has."""
     rows = tile * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     return (rows >= pieces.start[piece]) & (rows < pieces.stop[piece])
@@ -521,7 +522,7 @@ def _call(
     name: str,
     interpret: bool,
 ) -> jax.Array:
-    moved = (*operands, out)
+    moved: list[Any] = [*operands, out]
     call = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -533,12 +534,13 @@ def _call(
         ),
         out_shape=out,
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",) * parallel_axes
-            + ("arbitrary",) * (len(grid) - parallel_axes)
+            dimension_semantics=[
+                "parallel" if axis < parallel_axes else "arbitrary" for axis in range(len(grid))
+            ]
         ),
         cost_estimate=pl.CostEstimate(
             flops=flops,
-            bytes_accessed=sum(array.size * array.dtype.itemsize for array in moved),
+            bytes_accessed=sum(math.prod(array.shape) * array.dtype.itemsize for array in moved),
             transcendentals=0,
         ),
         name=name,

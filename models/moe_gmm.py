@@ -254,7 +254,7 @@ def loss(
     Raises:
         UsageError: for an unknown layout.
     """
-    spec = jax.sharding.PartitionSpec
+    whole, sharded = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(MESH_AXIS)
 
     def on_each_device(params: Params, tokens: jax.Array) -> jax.Array:
         # Cast before the gather: half the bytes on the wire.
@@ -269,8 +269,8 @@ def loss(
     experts = jax.shard_map(
         jax.checkpoint(on_each_device),
         mesh=mesh,
-        in_specs=(Params(spec(), spec(MESH_AXIS), spec(MESH_AXIS)), spec(MESH_AXIS)),
-        out_specs=spec(MESH_AXIS),
+        in_specs=(Params(whole, sharded, sharded), sharded),
+        out_specs=sharded,
         # What varies over the mesh is not followed through a kernel.
         check_vma=False,
     )
