@@ -329,8 +329,9 @@ def path_of_dlhs(**options: Any) -> tuple[bool, bool]:
         return pull(dout)
 
     found = list(equations(jax.make_jaxpr(dlhs)(lhs, rhs, jnp.zeros((M, N))).jaxpr))
-    kernels = [str(e.params) for e in found if e.primitive.name == "pallas_call"]
-    in_place = sum("grouped_matmul_transposed_rhs" in text for text in kernels)
+    kernels = [str(e.params["jaxpr"]) for e in found if e.primitive.name == "pallas_call"]
+    # The lanes of both operands are contracted.
+    in_place = sum("(([1], [1]), ([], []))" in text for text in kernels)
     swapped = any(e.primitive.name == "transpose" and e.invars[0].aval.ndim == 3 for e in found)
     assert len(kernels) >= 2
     # A forward product with a transposed rhs is the same kernel.
