@@ -7,7 +7,8 @@ if __name__ != "hlo_audit.models":
     )
 
 from hlo_audit.models.lm_head import LM_HEAD
+from hlo_audit.models.mhc import MHC
 from hlo_audit.program import Model
 
-ALL_MODELS: tuple[Model, ...] = (LM_HEAD,)
+ALL_MODELS: tuple[Model, ...] = (LM_HEAD, MHC)
 """Every reference model, in the order of ``hlo-audit models``."""
