@@ -68,8 +68,7 @@ _MATRICES = (*ALPHAS, "wi", "wo")
 _SMALLEST_SUM = 1e-12
 
 Params = dict[str, Any]
-"""The parameters by name, float32; ``maps`` is rate for pre and post, and :attr:`MHCConfig.res_maps`
-for res.
+"""The parameters by name, float32; ``maps`` as :attr:`MHCConfig.maps` has it.
 
 ``norm_scale`` ``[rate*embed]``, or ``[rate, embed]`` in the layout ``split``; ``pre_alpha``,
 ``post_alpha`` and ``res_alpha`` ``[rate*embed, maps]``, or ``[rate, embed, maps]``; each one's
@@ -217,21 +216,26 @@ def init_params(config: MHCConfig, key: jax.Array, layout: str = FLAT) -> Params
     keys = iter(jax.random.split(key, len(_MATRICES)))
 
     def draw(*shape: int) -> jax.Array:
-        return jax.random.normal(next(keys), shape) * shape[0] ** -0.5
+        values: jax.Array = jax.random.normal(next(keys), shape) * shape[0] ** -0.5
+        return values
 
     width = config.rate * config.embed
     params: Params = {"norm_scale": jnp.ones(width)}
     for name, maps in config.maps.items():
         params[name] = draw(width, maps)
-        params[_beta(name)] = jnp.zeros(maps)
-        params[_scale(name)] = jnp.full((), 0.01)
+        params[beta_name(name)] = jnp.zeros(maps)
+        params[scale_name(name)] = jnp.full((), 0.01)
     params["mlp_norm_scale"] = jnp.ones(config.embed)
     params["wi"] = draw(config.embed, config.mlp)
     params["wo"] = draw(config.mlp, config.embed)
     description = checkpoint_layouts(config)
     for array in description.arrays:
-        axes = [array.layouts[name].axes for name in (FLAT, layout)]
-        params[array.path] = rearrange(params[array.path], *axes, description.sizes)
+        params[array.path] = rearrange(
+            params[array.path],
+            array.layouts[FLAT].axes,
+            array.layouts[layout].axes,
+            description.sizes,
+        )
     return params
 
 
@@ -264,7 +268,7 @@ def apply(params: Params, x: jax.Array, config: MHCConfig, layout: str) -> jax.A
     # Where the parts begin: after pre, after pre and post.
     parts = jnp.split(projected, (config.rate, 2 * config.rate), axis=-1)
     logits = {
-        name: params[_scale(name)] * part + params[_beta(name)]
+        name: params[scale_name(name)] * part + params[beta_name(name)]
         for name, part in zip(ALPHAS, parts, strict=True)
     }
     pre = jax.nn.sigmoid(logits["pre_alpha"]).astype(x.dtype)
@@ -336,7 +340,7 @@ def optimizer(config: MHCConfig, layout: str) -> optax.GradientTransformation:
             weight_decay=config.weight_decay,
             mask=lambda params: {name: name in _MATRICES for name in params},
         )
-    contracted = {name: (0, 1) if layout == SPLIT else (0,) for name in ALPHAS}
+    contracted = dict.fromkeys(ALPHAS, (0, 1) if layout == SPLIT else (0,))
 
     def dimensions(params: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -356,9 +360,7 @@ def optimizer(config: MHCConfig, layout: str) -> optax.GradientTransformation:
     )
 
 
-def train_step(
-    config: MHCConfig, layout: str
-) -> Callable[..., tuple[State, jax.Array, jax.Array]]:
+def train_step(config: MHCConfig, layout: str) -> Callable[..., tuple[State, jax.Array, jax.Array]]:
     """Return ``step(params, opt_state, x, target) -> (state, loss, x_grad)``.
 
     The arguments are those of :class:`State` and :class:`Batch`; ``loss`` is a float32 scalar and
@@ -519,6 +521,136 @@ def build(mesh: jax.sharding.Mesh, *, layout: str, **settings: Any) -> tuple[Any
     return jitted, (*abstract_state(config, mesh, layout), *abstract_batch(config, mesh))
 
 
+def run(mesh: jax.sharding.Mesh, *, layout: str, **settings: Any) -> dict[str, dict[str, Any]]:
+    """Run the step on the mesh's devices and return what came of it, for each kind of inputs.
+
+    The inputs are the same for every layout and mode: ``exact``, for one step, and ``random``, for
+    three. The results are numpy arrays, those of the state as ``flat`` stores them: loss and
+    gradient of the streams of the first step, loss and state after the last.
+
+    Args:
+        mesh: has an axis ``tensor``, of devices that are there.
+        layout: the name of one of ``LAYOUTS``.
+        **settings: fields of :class:`MHCConfig`; for exact sums the dtype is float32, norm_eps is
+            lost beside 1, and all sizes are powers of 2, 64 at the most, rate 2 and embed 4 at the
+            least.
+
+    Raises:
+        UsageError: as :func:`build`.
+    """
+    config = MHCConfig(**settings)
+    with jax.set_mesh(mesh):
+        jitted, args = build(mesh, layout=layout, **settings)
+        step = jitted.lower(*args).compile()
+        return {
+            "exact": _take_steps(step, mesh, config, layout, *_exact_inputs(config), steps=1),
+            "random": _take_steps(step, mesh, config, layout, *_random_inputs(config), steps=3),
+        }
+
+
+def _take_steps(
+    step: Any,
+    mesh: jax.sharding.Mesh,
+    config: MHCConfig,
+    layout: str,
+    params: Params,
+    batch: Batch,
+    *,
+    steps: int,
+) -> dict[str, Any]:
+    flat = State(params, _zero_opt_state(config))
+    state = jax.device_put(
+        convert(flat, FLAT, layout, config), state_shardings(config, mesh, layout)
+    )
+    placed = jax.device_put(batch, batch_shardings(config, mesh))
+    results: dict[str, Any] = {}
+    for _ in range(steps):
+        state, value, x_grad = step(*state, *placed)
+        results.setdefault("loss", np.asarray(value))
+        results.setdefault("gradient of x", np.asarray(x_grad))
+    results["last loss"] = np.asarray(value)
+    after = convert(jax.tree.map(np.asarray, state), layout, FLAT, config)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(after):
+        results[jax.tree_util.keystr(path, simple=True, separator="/")] = leaf
+    return results
+
+
+def _zero_opt_state(config: MHCConfig) -> Any:
+    """The optimiser's state before the first step, as numpy arrays of the layout ``flat``."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        state = jax.jit(lambda: init(config, jax.random.key(0)).opt_state)()
+    return jax.tree.map(np.asarray, state)
+
+
+def _exact_inputs(config: MHCConfig) -> tuple[Params, Batch]:
+    """Parameters, as ``flat`` stores them, and a batch for which no sum of a step rounds.
+
+    All streams are of values 1 and -1, so that their norm divides by 1. The alphas are a few large
+    integers: a logit is 0, or so large that its sigmoid is 0 or 1. The streams' mix is then a
+    permutation, or all streams alike. ``pre`` picks the even streams, the odd ones, or a half of
+    each. The even streams are alike, and so are the odd ones, and the two agree in a quarter of
+    their values: the MLP's norm divides by a power of 2 each time. The MLP picks inputs and
+    outputs. So all that is added up is a small integer over a power of 2.
+    """
+    rng = np.random.default_rng(0)
+    rate, embed, mlp = config.rate, config.embed, config.mlp
+    large = 256.0
+
+    def sparse() -> Any:
+        """A column of the alphas that reads one element of the first stream, one of the last."""
+        column = np.zeros((rate, embed), np.float32)
+        for stream in (0, rate - 1):
+            column[stream, rng.integers(embed)] += rng.choice([-large, large])
+        return column.reshape(-1, 1)
+
+    def picking(rows: int, columns: int) -> Any:
+        matrix = np.zeros((rows, columns), np.float32)
+        matrix[rng.integers(rows, size=columns), np.arange(columns)] = rng.choice([-1, 1], columns)
+        return matrix
+
+    params = {name: np.asarray(leaf) for name, leaf in _random_params(config).items()}
+    for name in ALPHAS:
+        params[beta_name(name)] = np.zeros_like(params[beta_name(name)])
+        params[scale_name(name)] = np.ones((), np.float32)
+    params["norm_scale"] = rng.choice([1, 2], rate * embed).astype(np.float32)
+    params["mlp_norm_scale"] = rng.choice([1, 2], embed).astype(np.float32)
+    params["pre_alpha"] = sparse() * (-1.0) ** np.arange(rate, dtype=np.float32)
+    params["post_alpha"] = np.concatenate([sparse() for _ in range(rate)], axis=1)
+    # Two permutations without a place in common: the one wins, the other, or neither.
+    one, other = np.eye(rate, dtype=np.float32), np.roll(np.eye(rate, dtype=np.float32), 1, axis=0)
+    if config.mapping == "lite":
+        one, other = np.eye(config.res_maps, dtype=np.float32)[:2]
+        params["res_beta"] = np.where(one + other, 0.0, -64 * large).astype(np.float32)
+    params["res_alpha"] = sparse() * (one - other).reshape(1, -1)
+    params["wi"], params["wo"] = picking(embed, mlp), picking(mlp, embed)
+    shape = (config.batch, config.seq, rate, embed)
+    even = rng.choice([-1, 1], (*shape[:2], 1, embed))
+    quarter = np.where(np.arange(embed) < embed // 4, 1, -1)
+    odd = even * rng.permuted(np.broadcast_to(quarter, even.shape), axis=-1)
+    x = np.concatenate([even, odd] * (rate // 2), axis=2)
+    target = rng.integers(-3, 4, shape)
+    return params, Batch(x.astype(config.dtype), target.astype(config.dtype))
+
+
+def _random_inputs(config: MHCConfig) -> tuple[Params, Batch]:
+    """Parameters, as ``flat`` stores them, and a batch of random floats."""
+    rng = np.random.default_rng(0)
+    shape = (config.batch, config.seq, config.rate, config.embed)
+    x, target = (rng.standard_normal(shape).astype(config.dtype) for _ in range(2))
+    return _random_params(config), Batch(x, target)
+
+
+def _random_params(config: MHCConfig) -> Params:
+    """Random floats of the size that :func:`init_params` draws, the scales and biases too."""
+    rng = np.random.default_rng(1)
+    shapes = _shapes(config, FLAT).params
+    params = {}
+    for name, leaf in shapes.items():
+        values = rng.standard_normal(leaf.shape)
+        params[name] = values * leaf.shape[0] ** -0.5 if name in _MATRICES else 1 + values / 4
+    return {name: np.asarray(values, np.float32) for name, values in params.items()}
+
+
 def _project(params: Params, x: jax.Array, config: MHCConfig, layout: str) -> jax.Array:
     """Return the fused projection of the normalised streams, ``[batch, seq, maps]``."""
     alphas = jnp.concatenate([params[name].astype(x.dtype) for name in ALPHAS], axis=-1)
@@ -635,11 +767,13 @@ def _batch_axis() -> str | None:
     return BATCH_AXIS if BATCH_AXIS in jax.sharding.get_abstract_mesh().axis_names else None
 
 
-def _beta(alpha: str) -> str:
+def beta_name(alpha: str) -> str:
+    """Return the name of the biases that belong to an alpha."""
     return alpha.replace("_alpha", "_beta")
 
 
-def _scale(alpha: str) -> str:
+def scale_name(alpha: str) -> str:
+    """Return the name of the scale that belongs to an alpha."""
     return f"{alpha}_scale"
 
 
@@ -676,6 +810,15 @@ MHC = Model(
     mesh={BATCH_AXIS: -1, TENSOR_AXIS: 8},
     topologies={"tpu": "v6e:2x4", "cpu": "8"},
     build="hlo_audit.models.mhc:build",
+    run="hlo_audit.models.mhc:run",
+    run_settings={
+        "embed": 64,
+        "mlp": 64,
+        "batch": 2,
+        "seq": 16,
+        "dtype": "float32",
+        "norm_eps": 1e-8,
+    },
     stored=checkpoint_layouts,
 )
 """The block of hyper-connections; see this module's docstring for what it shows."""
