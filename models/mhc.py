@@ -378,7 +378,8 @@ def train_step(config: MHCConfig, layout: str) -> Callable[..., tuple[State, jax
             params, x, target, config, layout
         )
         # Without it XLA updates shares of the alphas and gathers parameters and moments after.
-        grads = jax.tree.map(_constrain, grads, _state_specs(config, layout).params)
+        specs = _state_specs(config, layout).params
+        grads = {name: _constrain(grad, specs[name]) for name, grad in grads.items()}
         updates, opt_state = _update(update, grads, opt_state, params, config, layout)
         return State(optax.apply_updates(params, updates), opt_state), value, x_grad
 
@@ -441,10 +442,12 @@ def state_shardings(config: MHCConfig, mesh: jax.sharding.Mesh, layout: str) -> 
     """
     _check_layout(layout)
     _check_divides(mesh, TENSOR_AXIS, config, "embed", "mlp")
-    return jax.tree.map(
+    shardings: State = jax.tree.map(
         lambda spec: jax.sharding.NamedSharding(mesh, spec),
         _state_specs(config, layout),
+        is_leaf=lambda node: isinstance(node, jax.sharding.PartitionSpec),
     )
+    return shardings
 
 
 def batch_shardings(config: MHCConfig, mesh: jax.sharding.Mesh) -> Batch:
