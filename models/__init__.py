@@ -7,8 +7,9 @@ if __name__ != "hlo_audit.models":
     )
 
 from hlo_audit.models.lm_head import LM_HEAD
+from hlo_audit.models.mhc import MHC
 from hlo_audit.models.moe_gmm import MOE_GMM
 from hlo_audit.program import Model
 
-ALL_MODELS: tuple[Model, ...] = (LM_HEAD, MOE_GMM)
+ALL_MODELS: tuple[Model, ...] = (LM_HEAD, MHC, MOE_GMM)
 """Every reference model, in the order of ``hlo-audit models``."""
