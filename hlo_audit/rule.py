@@ -263,16 +263,17 @@ class Context:
         severity: Severity = "warning",
         fixes: tuple[str, ...] = (),
         charged_to: tuple[Instruction, ...] = (),
+        charged_in: Module | None = None,
         shape: str | None = None,
     ) -> Finding:
         """Report ``instruction`` of ``module``.
 
         Much that the compiler makes carries no op_name or source line: ``charged_to`` are the
         instructions that have a say in them, the first with one giving it; by default the reported
-        one alone.
+        one alone. They are of the module ``charged_in``, by default of ``module``.
         """
         charged = charged_to or (instruction,)
-        stacks = (module.frames(one) for one in charged)
+        stacks = ((charged_in or module).frames(one) for one in charged)
         source, *callers = next((stack for stack in stacks if stack), (None,))
         callers = list(takewhile(_is_of_the_program, callers))
         return Finding(

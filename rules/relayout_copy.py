@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hlo_audit.hlo import Instruction, Module, Shape
-from hlo_audit.hlo.dataflow import MOVES, Site, origin
+from hlo_audit.hlo.dataflow import MOVES, Site, origin_before_prefetch
 from hlo_audit.rule import Context, Detail, Example, Finding, Rule
 from hlo_audit.rules._lm_head_fixes import (
     EXPLICIT_ON_V5,
@@ -54,6 +54,7 @@ from hlo_audit.rules._lm_head_fixes import (
 # Moves between a parameter or a result and its copy are a handful.
 _LONGEST_CHAIN = 100
 
+_CONVERTED = MOVES | {"convert"}
 _PARAMETER_FIXES = ("vocab-embed", "kernel-order-grad", "free-entry-layout")
 
 
@@ -126,6 +127,10 @@ def _finding(module: Module, context: Context, copy: Instruction, *, fused: bool
     requested_by = _requested_by(copy)
     if requested_by:
         details["requested_by"] = requested_by
+    # What turns an array that is stored row-major is the program's order of axes. Where XLA itself
+    # stores it otherwise, to pad less, none of the fixes changes that.
+    stored = {"parameter": before, "result": after}.get(place)
+    is_fixable = stored is not None and stored.is_row_major and not requested_by
     argument = place_details.get("argument")
     of_what = {
         "parameter": f"parameter {argument}",
@@ -145,7 +150,7 @@ def _finding(module: Module, context: Context, copy: Instruction, *, fused: bool
         bytes=after.logical_bytes,
         details=details,
         severity="note" if requested_by or place == "fused" else "warning",
-        fixes=_PARAMETER_FIXES if place in ("parameter", "result") and not requested_by else (),
+        fixes=_PARAMETER_FIXES if is_fixable else (),
         charged_to=(copy, neighbour),
     )
 
@@ -159,7 +164,7 @@ def _place(
         return "fused", {}, copy.operands[0]
     details: dict[str, Detail]
     if copy.computation is module.entry:
-        source = _before_prefetch(module, Site(copy.operand_values[0]))
+        source = origin_before_prefetch(module, Site(copy.operand_values[0]), through=_CONVERTED)
         parameter = source.instruction
         if parameter.opcode == "parameter":
             details = {
@@ -172,24 +177,6 @@ def _place(
             details = {"output": list(output), "argument": _donated_argument(module, output)}
             return "result", details, source.instruction
     return "inner", {}, copy.operands[0]
-
-
-def _before_prefetch(module: Module, site: Site) -> Site:
-    """Where a value comes from, past moves and conversions.
-
-    The TPU compiler prefetches a large buffer in pieces: as bytes, cut into slices that are moved
-    side by side, and joined again by a custom call to ConcatBitcast.
-    """
-    source = origin(module, site, through=MOVES | {"convert"})
-    while source.instruction.custom_call_target == "ConcatBitcast":
-        pieces = {
-            origin(module, Site(piece, source.calls), through=MOVES | {"slice"})
-            for piece in source.instruction.operand_values
-        }
-        if len(pieces) != 1:
-            break
-        source = origin(module, pieces.pop(), through=MOVES | {"convert"})
-    return source
 
 
 def argument_name(parameter: Instruction) -> str:

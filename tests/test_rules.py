@@ -77,6 +77,7 @@ def test_selecting_and_ignoring_rules() -> None:
     assert [r.code for r in select_rules(ALL_RULES, [], ["HLA001", "HLA003"])] == [
         "HLA002",
         "HLA004",
+        "HLA005",
     ]
 
 

@@ -77,15 +77,41 @@ def origin(module: Module, site: Site, *, through: frozenset[str] = MOVES) -> Si
     The result is the first instruction on the way that is none of these; a parameter of the entry,
     of a loop body or of a computation that was not reached through a call is such a one.
     """
+    for place in trace_back(module, site, through=through):
+        site = place
+    return site
+
+
+def origin_before_prefetch(module: Module, site: Site, *, through: frozenset[str]) -> Site:
+    """As :func:`origin`, past prefetches that were made in pieces as well.
+
+    The TPU compiler prefetches a large buffer so: as bytes, cut into slices that are moved side by
+    side, and joined again by a custom call to ConcatBitcast.
+    """
+    source = origin(module, site, through=through)
+    while source.instruction.custom_call_target == "ConcatBitcast":
+        pieces = {
+            origin(module, Site(piece, source.calls), through=MOVES | {"slice"})
+            for piece in source.instruction.operand_values
+        }
+        if len(pieces) != 1:
+            break
+        source = origin(module, pieces.pop(), through=through)
+    return source
+
+
+def trace_back(module: Module, site: Site, *, through: frozenset[str] = MOVES) -> Iterator[Site]:
+    """Every place on the way of :func:`origin`, from ``site`` to what makes the value."""
     value, calls = site
     for _ in range(_MAX_STEPS):
+        yield Site(value, calls)
         instruction, index = value
         opcode = instruction.opcode
         operands = instruction.operand_values
         if opcode == "get-tuple-element" and operands:
             element = instruction.attributes.get("index", "")
             if not is_number(element):
-                break
+                return
             value = _element(operands[0], (int(element), *index))
         elif opcode == "tuple" and index and index[0] < len(operands):
             value = _element(operands[index[0]], index[1:])
@@ -93,24 +119,24 @@ def origin(module: Module, site: Site, *, through: frozenset[str] = MOVES) -> Si
             number = instruction.parameter_number
             arguments = calls[-1].operand_values
             if number is None or number >= len(arguments):
-                break
+                return
             value, calls = _element(arguments[number], index), calls[:-1]
         elif opcode in _CALLS_THROUGH and (called := module.called(instruction)):
             if len(calls) == _MAX_DEPTH:
-                break
+                return
             value, calls = Value(called[0].root, index), (*calls, instruction)
         elif opcode in ("async-done", "async-update") and operands:
             start = _async_start(instruction)
             called = module.called(start) if start is not None else ()
             if start is None or not called or len(calls) == _MAX_DEPTH:
-                break
+                return
             value, calls = Value(called[0].root, index), (*calls, start)
         elif operands and (opcode in through or _is_annotation(instruction, through)):
             # The elements of copy-start's tuple are the moved array, its source and a context.
             value = _element(operands[0], () if opcode == "copy-start" else index)
         else:
-            break
-    return Site(value, calls)
+            return
+    yield Site(value, calls)
 
 
 def _async_start(instruction: Instruction) -> Instruction | None:
@@ -210,6 +236,13 @@ class Use(NamedTuple):
     calls: tuple[Instruction, ...]
 
 
+class Followed(NamedTuple):
+    """Where a value goes: the values on the way that are it, moved, and the uses at the ends."""
+
+    values: list[Value]
+    uses: list[Use]
+
+
 def terminal_uses(
     module: Module, value: Value, *, through: frozenset[str] = MOVES, limit: int = 1000
 ) -> list[Use] | None:
@@ -219,9 +252,17 @@ def terminal_uses(
     Where it leaves a computation that nothing known calls (the entry, a loop body), the use is the
     root. ``None`` for a value with more than ``limit`` places on the way.
     """
+    followed = follow(module, value, through=through, limit=limit)
+    return None if followed is None else followed.uses
+
+
+def follow(
+    module: Module, value: Value, *, through: frozenset[str] = MOVES, limit: int = 1000
+) -> Followed | None:
+    """As :func:`terminal_uses`, with the values on the way."""
     uses: list[Use] = []
-    start: tuple[Instruction, tuple[int, ...], tuple[Instruction, ...]] = (*value, ())
-    waiting, seen = [start], {start}
+    start: _Place = (*value, ())
+    waiting, seen = [start], {start: None}  # in order
     while waiting:
         if len(seen) > limit:
             return None
@@ -247,9 +288,9 @@ def terminal_uses(
                     steps.append(step)
         for step in steps:
             if step not in seen:
-                seen.add(step)
+                seen[step] = None
                 waiting.append(step)
-    return uses
+    return Followed([Value(instruction, index) for instruction, index, _ in seen], uses)
 
 
 _Place = tuple[Instruction, tuple[int, ...], tuple[Instruction, ...]]

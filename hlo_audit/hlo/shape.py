@@ -107,6 +107,11 @@ class Shape:
         """``minor_to_major`` without the dimensions of size 1, which lie anywhere at no cost."""
         return tuple(d for d in self.minor_to_major if self.dimensions[d] != 1)
 
+    @property
+    def is_row_major(self) -> bool:
+        """Whether the last dimension moves fastest, and so on; those of size 1 do not count."""
+        return self.moving_order == tuple(sorted(self.moving_order, reverse=True))
+
     @cached_property
     def logical_bytes(self) -> int:
         """Bytes of the elements alone, rounded up; of a tuple, the sum of its elements'."""
