@@ -37,6 +37,7 @@ from hlo_audit.errors import HloAuditError
 from hlo_audit.lazy_import import lazy_import
 from hlo_audit.models.grouped_matmul import (
     DLHS_POLICIES,
+    LANES,
     SWAPAXES,
     TRANSPOSED_RHS,
     grouped_matmul,
@@ -292,6 +293,9 @@ def main() -> int:
     console = Console()
     attached = tpu_is_attached()
     if not attached:
+        if sizes["embed"] % LANES or sizes["mlp"] % LANES:
+            # XLA stores such weights in another order, and copies them for either kernel.
+            parser.error(f"without a TPU embed and mlp are multiples of {LANES}")
         os.environ["JAX_PLATFORMS"] = "cpu"
     console.print(
         f"timed on {jax.devices()[0].device_kind}"

@@ -73,7 +73,7 @@ class MoEConfig:
     embed: int = 512
     mlp: int = 384
     batch: int = 8
-    seq: int = 64
+    seq: int = 32
     gated: bool = True
     dtype: str = "bfloat16"
     quantization: str = ""

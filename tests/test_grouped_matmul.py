@@ -214,20 +214,27 @@ def test_the_weights_gradient_with_an_offset_is_of_the_groups_that_are_held(offs
 # Gradients
 
 
-def gradients(
-    lhs: Array, rhs: Array, sizes: list[int], weight: Array, **options: Any
-) -> tuple[Array, Array, Array]:
+@cache
+def compiled_gradients(policy: str, transpose_rhs: bool, quantization: str) -> Callable[..., Any]:
     """The product, and the gradients in lhs and rhs of its inner product with ``weight``."""
 
-    @jax.jit
-    def run(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array) -> Any:
-        out, pull = jax.vjp(
-            lambda lhs, rhs: grouped_matmul(lhs, rhs, sizes, interpret=True, **options), lhs, rhs
-        )
-        return out, *pull(jnp.asarray(weight, out.dtype))
+    def run(lhs: Any, rhs: Any, sizes: Any, weight: Any, offset: Any) -> Any:
+        def forward(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+            return grouped_matmul(
+                lhs,
+                rhs,
+                sizes,
+                group_offset=offset,
+                transpose_rhs=transpose_rhs,
+                quantization=quantization,
+                dlhs=policy,
+                interpret=True,
+            )
 
-    out, dlhs, drhs = (np.asarray(x) for x in run(lhs, rhs, np.array(sizes, np.int32)))
-    return out, dlhs, drhs
+        out, pull = jax.vjp(forward, lhs, rhs)
+        return out, *pull(weight)
+
+    return jax.jit(run)
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -236,11 +243,11 @@ def gradients(
 def test_the_gradients_are_those_of_the_dense_product_under_each_policy(
     policy: str, transpose_rhs: bool, offset: int
 ) -> None:
-    sizes, held = [5, 0, 11, 4], GROUPS - offset
+    sizes, held = [5, 0, 11, 4], GROUPS - 1
     lhs, rhs, weight = integers(0, M, K), integers(1, held, K, N), integers(2, M, N)
     stored = rhs.swapaxes(1, 2) if transpose_rhs else rhs
-    out, dlhs, drhs = gradients(
-        lhs, stored, sizes, weight, dlhs=policy, transpose_rhs=transpose_rhs, group_offset=offset
+    out, dlhs, drhs = compiled_gradients(policy, transpose_rhs, "")(
+        lhs, stored, np.array(sizes, np.int32), weight, np.int32(offset)
     )
     np.testing.assert_array_equal(out, dense_product(lhs, rhs, sizes, offset))
     expected = dense_product(weight, rhs.swapaxes(1, 2), sizes, offset)
@@ -257,7 +264,9 @@ def test_int8_sees_rounded_weights_and_passes_the_gradient_unchanged() -> None:
     scale = np.abs(rhs).max(axis=1, keepdims=True) / np.float32(127)
     scale[scale == 0] = 1
     rounded = np.round(rhs / scale) * scale
-    out, dlhs, drhs = gradients(lhs, rhs, sizes, weight, quantization="int8")
+    out, dlhs, drhs = compiled_gradients(SWAPAXES, False, "int8")(
+        lhs, rhs, np.array(sizes, np.int32), weight, np.int32(0)
+    )
     np.testing.assert_allclose(out, dense_product(lhs, rounded, sizes), rtol=1e-5, atol=1e-4)
     expected = dense_product(weight, rounded.swapaxes(1, 2), sizes)
     np.testing.assert_allclose(dlhs, expected, rtol=1e-5, atol=1e-4)
