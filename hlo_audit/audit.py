@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_module, stage_of_file
-from hlo_audit.errors import HloAuditError, InternalError
+from hlo_audit.errors import HloAuditError, InternalError, RefusedReshapeError
 from hlo_audit.hlo import Module
 from hlo_audit.hlo.loops import executions, trip_count
 from hlo_audit.manifest import Manifest, read_manifest
@@ -172,6 +172,30 @@ def audit_lowered(
         dump.modules[-1],
     )
     return audit_module_dump(lowering.program, step, dump.manifest, rules, options)
+
+
+def audit_refused(
+    lowering: Lowering, error: RefusedReshapeError, rules: Sequence[Rule]
+) -> ProgramAudit:
+    """Audit a program that jax refuses to trace: a finding, where a rule knows the fault; else the
+    error itself."""
+    subject = replace(described_by(lowering), rules=tuple(rules))
+    found = {
+        rule.code: tuple(rule.check_refused(error))
+        for rule in rules
+        if rule.check_refused is not None
+    }
+    if not any(found.values()):
+        return replace(subject, error=error)
+    return replace(
+        subject,
+        findings=tuple(finding for findings in found.values() for finding in findings),
+        skipped={
+            rule.code: "the program was refused while it was traced: there is no module"
+            for rule in rules
+            if not found.get(rule.code)
+        },
+    )
 
 
 def audit_module_dump(

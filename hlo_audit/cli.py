@@ -311,8 +311,9 @@ def check(
     With no PROGRAM, the reference models. Without --max these are held against the counts that this
     version knows of them, and other programs are only reported.
     """
-    from hlo_audit.gate import judge, read_references
+    from hlo_audit.gate import judge
     from hlo_audit.models import ALL_MODELS
+    from hlo_audit.reference import read_references
     from hlo_audit.report import Report, environment
     from hlo_audit.report.formats import plan_outputs
     from hlo_audit.rule import find_rule, select_rules

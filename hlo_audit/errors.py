@@ -37,6 +37,30 @@ class UsageError(HloAuditError):
     kind = "usage"
 
 
+class RefusedReshapeError(UsageError):
+    """A reshape that jax refuses while it traces a program on an explicit mesh.
+
+    Attributes:
+        operand: the type of its operand as jax prints it: ``float32[2,16,4,64@tensor]``.
+        sizes: the sizes it asks for.
+        frames: where the program does, innermost first: file, line and function of each.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operand: str,
+        sizes: tuple[int, ...],
+        frames: tuple[tuple[str, int, str], ...],
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.operand = operand
+        self.sizes = sizes
+        self.frames = frames
+
+
 class DumpError(HloAuditError):
     """A dump folder or file that cannot be read, or holds no HLO."""
 

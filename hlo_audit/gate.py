@@ -5,16 +5,11 @@ With neither budget nor reference, programs are reported and pass.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any
 
 from hlo_audit.audit import ProgramAudit
-
-REFERENCE_FILE = "reference_counts.json"
-"""The counts that the reference models are held against; part of the package."""
+from hlo_audit.reference import Known, References
 
 
 @dataclass(frozen=True)
@@ -49,61 +44,33 @@ class Gate:
     Attributes:
         held: how many programs were held against something.
         against: what that was, ``budget`` or ``reference``.
+        notes: what a reader of the verdict has to know beside it.
     """
 
     violations: tuple[Violation, ...] = ()
     held: int = 0
     against: str = "reference"
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
         return not self.violations
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The counts of one reference model, compiled in one way.
-
-    HLA001 is left out: the number of annotations changes with the version of JAX.
-    """
-
-    program: str
-    mode: str
-    layout: str
-    platform: str
-    topology: str
-    settings: Mapping[str, Any]
-    counts: Mapping[str, int]
-
-    def describes(self, audit: ProgramAudit) -> bool:
-        """Whether ``audit`` is of that model, compiled in that way."""
-        return (
-            not audit.xla_flags
-            and dict(audit.settings) == dict(self.settings)
-            and (audit.program, audit.mode, audit.layout, audit.platform, audit.topology)
-            == (self.program, self.mode, self.layout, self.platform, self.topology)
-        )
-
-
-def read_references() -> tuple[Reference, ...]:
-    """The table that ships with the package."""
-    text = resources.files("hlo_audit").joinpath(REFERENCE_FILE).read_text(encoding="utf-8")
-    return tuple(Reference(**entry) for entry in json.loads(text)["entries"])
-
-
 def judge(
     audits: Iterable[ProgramAudit],
     budgets: Mapping[str, int],
-    references: Sequence[Reference] = (),
+    references: References | None = None,
 ) -> Gate:
     """Hold each audit against the budgets, or, where there are none, against its reference.
 
     Args:
         audits: the programs; one that failed to compile is held against nothing.
         budgets: rule code -> the most findings that a program may have.
-        references: see :func:`read_references`.
+        references: what is known of the reference models.
     """
     violations: list[Violation] = []
+    notes: dict[str, None] = {}  # each once, in order
     held = 0
     for audit in audits:
         if audit.error is not None:
@@ -111,10 +78,12 @@ def judge(
         if budgets:
             held += 1
             violations += _over_budget(audit, budgets)
-        elif reference := next((r for r in references if r.describes(audit)), None):
+        elif references is not None and (known := references.of(audit)) is not None:
             held += 1
-            violations += _unlike(audit, reference)
-    return Gate(tuple(violations), held, "budget" if budgets else "reference")
+            violations += _unlike(audit, known)
+            if known.note:
+                notes[known.note] = None
+    return Gate(tuple(violations), held, "budget" if budgets else "reference", tuple(notes))
 
 
 def _over_budget(audit: ProgramAudit, budgets: Mapping[str, int]) -> Iterable[Violation]:
@@ -125,7 +94,7 @@ def _over_budget(audit: ProgramAudit, budgets: Mapping[str, int]) -> Iterable[Vi
                 yield Violation(audit.label, code, limit, count, "budget")
 
 
-def _unlike(audit: ProgramAudit, reference: Reference) -> Iterable[Violation]:
-    for code, known in reference.counts.items():
-        if code in audit.counts and audit.counts[code] != known:
-            yield Violation(audit.label, code, known, audit.counts[code], "reference")
+def _unlike(audit: ProgramAudit, known: Known) -> Iterable[Violation]:
+    for code, count in known.counts.items():
+        if code in audit.counts and audit.counts[code] != count:
+            yield Violation(audit.label, code, count, audit.counts[code], "reference")

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any, Literal, get_args
 
 from hlo_audit.dump import AuditStage
-from hlo_audit.errors import unknown_name
+from hlo_audit.errors import RefusedReshapeError, unknown_name
 from hlo_audit.hlo import Instruction, Module, SourceLocation
 from hlo_audit.hlo.loops import executions
 
@@ -205,6 +205,8 @@ class Rule:
         options: thresholds, with their defaults; those in bytes end in ``_bytes``.
         examples: each is a test.
         fixes: each is proven by compiling both layouts.
+        check_refused: yields the findings of a program that jax refuses to trace for a reshape, so
+            that there is no module to look at; ``None`` for a rule that has nothing to say of it.
     """
 
     code: str
@@ -217,6 +219,7 @@ class Rule:
     examples: tuple[Example, ...]
     fixes: tuple[LayoutFix, ...]
     options: Mapping[str, int] = field(default_factory=dict)
+    check_refused: Callable[[RefusedReshapeError], Iterator[Finding]] | None = None
 
 
 def _is_of_the_program(frame: SourceLocation | None) -> bool:

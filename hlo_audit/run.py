@@ -12,11 +12,12 @@ from hlo_audit.audit import (
     RuleOptions,
     audit_lowered,
     audit_recorded,
+    audit_refused,
     described_by,
 )
 from hlo_audit.cache import Cache
 from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
-from hlo_audit.errors import HloAuditError
+from hlo_audit.errors import HloAuditError, RefusedReshapeError
 from hlo_audit.program import Lowering, Recorded, Subject
 from hlo_audit.rule import Rule
 
@@ -73,6 +74,8 @@ def _audit(
     lowering: Lowering, outcome: Outcome, rules: Sequence[Rule], options: RuleOptions
 ) -> ProgramAudit:
     error: HloAuditError
+    if isinstance(outcome, RefusedReshapeError):
+        return audit_refused(lowering, outcome, rules)
     if isinstance(outcome, HloAuditError):
         error = outcome
     else:

@@ -37,13 +37,16 @@ before optimisation, by the sizes it merges. Shards that had to be padded are no
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hlo_audit.hlo import Instruction, Module, Shape, Value
-from hlo_audit.hlo.attributes import parse_integers
+from hlo_audit.errors import RefusedReshapeError
+from hlo_audit.hlo import Instruction, Module, Shape, SourceLocation, Value
+from hlo_audit.hlo.attributes import is_number, parse_integers
 from hlo_audit.hlo.dataflow import MOVES, Site, follow, origin, trace_back
 from hlo_audit.rule import (
+    MOST_FRAMES,
     Agreement,
     Context,
     Example,
@@ -118,6 +121,50 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
         forced = _forced_by(module, collective, result, merges)
         if forced is not None:
             yield _finding(module, context, before, collective, result, *forced)
+
+
+# -- a program that jax refuses
+
+
+def check_refused(refused: RefusedReshapeError) -> Iterator[Finding]:
+    """Yield a finding where the refused reshape merges axes of which a later one is sharded."""
+    # float32[2,16,4,64@(a,b)]: the size of each axis, and the mesh axes that it is sharded over.
+    axes = re.sub(r"\([^()]*\)", "", refused.operand.partition("[")[2].rstrip("]")).split(",")
+    kept = [axis.partition("@") for axis in axes if axis.partition("@")[0] != "1"]
+    if not all(is_number(size) for size, _, _ in kept):
+        return
+    sizes = [int(size) for size, _, _ in kept]
+    group = _merged_group(sizes, [size for size in refused.sizes if size != 1])
+    if group is None or not any(sharded for _, sharded, _ in kept[group[0] + 1 : group[1]]):
+        return
+    factors = sizes[slice(*group)]
+    stack = [SourceLocation(*frame) for frame in refused.frames]
+    to = ",".join(map(str, refused.sizes))
+    yield Finding(
+        rule=RULE.code,
+        slug=RULE.slug,
+        severity="warning",
+        message=f"a reshape from {refused.operand} to [{to}] merges axes "
+        f"({' x '.join(map(str, factors))}) of which another than the first is sharded; "
+        "on an explicit mesh jax refuses it: reshard before it, or contract the axes apart",
+        instruction="reshape",
+        computation="",
+        opcode="reshape",
+        shape=refused.operand,
+        bytes=None,
+        executions=None,
+        estimated_cycles=None,
+        op_name="reshape",
+        source=stack[0] if stack else None,
+        stack=tuple(stack[1 : 1 + MOST_FRAMES]),
+        details={
+            "kind": "refused",
+            "reshape_from": refused.operand,
+            "reshape_to": f"[{to}]",
+            "merged": factors,
+        },
+        fixes=("split",),
+    )
 
 
 # -- the merges of the program
@@ -528,4 +575,5 @@ RULE = Rule(
     examples=EXAMPLES,
     fixes=FIXES,
     options={"min_bytes": 64 << 10},
+    check_refused=check_refused,
 )

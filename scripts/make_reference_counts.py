@@ -1,7 +1,9 @@
 """Write the counts that ``hlo-audit check`` holds the reference models against.
 
-Compiles every model in every layout and mode. HLA001 is left out: the number of annotations changes
-with the version of JAX. Read the diff before you commit it.
+Compiles every model in every layout and mode with the installed jax and libtpu, and puts the counts
+into the table of these versions; those of others stay as they are. Run it in an environment of each
+version; the versions that a release supports are those of its tables. Read the diff before you
+commit it.
 """
 
 from __future__ import annotations
@@ -11,26 +13,28 @@ import sys
 from pathlib import Path
 
 import hlo_audit
-from hlo_audit.gate import REFERENCE_FILE
 from hlo_audit.models import ALL_MODELS
-from hlo_audit.program import find_subjects
+from hlo_audit.program import Subject, find_subjects
+from hlo_audit.reference import REFERENCE_FILE, SCHEMA_VERSION
 from hlo_audit.rules import ALL_RULES
 from hlo_audit.run import audit_subjects
 
-TOPOLOGIES = ("v5p:2x2x1", "v5e:2x2", "v6e:2x2")
+# Beside each model's own.
+MORE_TOPOLOGIES = {"lm-head": ("v5e:2x2", "v6e:2x2")}
 TABLE = Path(hlo_audit.__file__).parent / REFERENCE_FILE
-LEFT_OUT = "HLA001"
+
+
+def subjects() -> list[Subject]:
+    return [
+        subject
+        for model in ALL_MODELS
+        for topology in (None, *MORE_TOPOLOGIES.get(model.name, ()))
+        for subject in find_subjects([model.name], ALL_MODELS, layouts=["all"], topology=topology)
+    ]
 
 
 def main() -> None:
-    subjects = [
-        subject
-        for topology in TOPOLOGIES
-        for subject in find_subjects(
-            [model.name for model in ALL_MODELS], ALL_MODELS, layouts=["all"], topology=topology
-        )
-    ]
-    audits = audit_subjects(subjects, ALL_RULES)
+    audits = audit_subjects(subjects(), ALL_RULES)
     for audit in audits:
         if audit.error is not None:
             sys.exit(f"{audit.label} on {audit.topology}: {audit.error}")
@@ -42,11 +46,23 @@ def main() -> None:
             "platform": audit.platform,
             "topology": audit.topology,
             "settings": dict(audit.settings),
-            "counts": {code: n for code, n in audit.counts.items() if code != LEFT_OUT},
+            "counts": audit.counts,
         }
         for audit in audits
     ]
-    TABLE.write_text(json.dumps({"schema_version": 1, "entries": entries}, indent=1) + "\n")
+    versions = {name: audits[0].versions[name] for name in ("jax", "libtpu")}
+    stored = json.loads(TABLE.read_text())
+    others = [
+        table
+        for table in stored.get("tables", [])
+        if {name: table[name] for name in versions} != versions
+    ]
+    tables = sorted(
+        [*others, {**versions, "entries": entries}],
+        key=lambda table: [int(part) for part in table["jax"].split(".")],
+    )
+    content = {"schema_version": SCHEMA_VERSION, "tables": tables}
+    TABLE.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

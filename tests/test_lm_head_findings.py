@@ -16,9 +16,10 @@ import pytest
 
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import available_platform
-from hlo_audit.gate import judge, read_references
+from hlo_audit.gate import judge
 from hlo_audit.models import ALL_MODELS
 from hlo_audit.program import MODES, Subject, find_subjects
+from hlo_audit.reference import read_references
 from hlo_audit.report import Report, environment
 from hlo_audit.report.json import to_json
 from hlo_audit.rules import ALL_RULES

@@ -115,4 +115,5 @@ def gate_to_json(gate: Gate) -> dict[str, Any]:
             }
             for violation in gate.violations
         ],
+        "notes": list(gate.notes),
     }

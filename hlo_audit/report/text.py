@@ -84,6 +84,7 @@ def verdict(report: Report) -> Text:
     style = "bold red" if gate.violations else "bold green" if gate.held else "dim"
     lines = [Text(headline(report), style=style)]
     lines += [Text(f"  {plain(violation.message)}") for violation in gate.violations]
+    lines += [Text(f"  {plain(note)}", style="dim") for note in gate.notes]
     if rest := not_audited(report):
         lines.append(Text(rest, style="bold red"))
     return Text("\n").join(lines)
