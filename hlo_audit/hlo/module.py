@@ -466,3 +466,8 @@ class Module:
     @cached_property
     def _frames(self) -> FrameTables:
         return FrameTables.parse(self.frame_tables)
+
+    @property
+    def traced_lines(self) -> frozenset[SourceLocation]:
+        """Every line in the source tables; empty for a module without them."""
+        return self._frames.lines
