@@ -88,7 +88,7 @@ def _complain(error: HloAuditError) -> None:
     from hlo_audit.report.wording import plain
 
     click.echo(f"hlo-audit: error: {plain(str(error))}", err=True)
-    for line in getattr(error, "log", ()):
+    for line in error.log:
         click.echo(f"  | {plain(line)}", err=True)
 
 
@@ -97,7 +97,8 @@ def _complain(error: HloAuditError) -> None:
 def cli() -> None:
     """Inspect XLA HLO, and stop layout and sharding regressions of JAX programs.
 
-    PROGRAM is a reference model (see "hlo-audit models"), a dump folder, or an HLO file: .txt, .hlo
+    PROGRAM is a reference model (see "hlo-audit models"), a function that builds a step, as
+    path/to/file.py:function or package.module:function, a dump folder, or an HLO file: .txt, .hlo
     or .hlo.pb, each also .gz; "-" reads text from standard input.
     """
 
@@ -137,6 +138,7 @@ class _How:
     layouts: tuple[str, ...] = ()
     settings: tuple[str, ...]
     topology: str | None = None
+    mesh: tuple[str, ...] = ()
     platform: Any
     xla_flags: tuple[str, ...]
     jobs: int | None
@@ -160,6 +162,12 @@ _TOPOLOGY_OPTION = click.option(
     shell_complete=_completes("topologies"),
     help="Chips to compile for, such as v5p:2x2x1.",
 )
+_MESH_OPTION = click.option(
+    "--mesh",
+    multiple=True,
+    metavar="AXIS=SIZE[,...]",
+    help="Mesh to build the program for; -1 takes the devices left. May be repeated.",
+)
 _HOW_OPTIONS = (
     click.option(
         "--mode",
@@ -175,9 +183,10 @@ _HOW_OPTIONS = (
         multiple=True,
         metavar="KEY=VALUE",
         shell_complete=_completes("settings", of_programs=True),
-        help="A size or other setting of the model; may be repeated.",
+        help="A size or other setting of the model or function; may be repeated.",
     ),
     _TOPOLOGY_OPTION,
+    _MESH_OPTION,
     click.option(
         "--platform",
         type=click.Choice(["tpu", "cpu"]),
@@ -454,7 +463,7 @@ def cache_clear(cache_dir: Path | None) -> None:
     metavar="[RULE|MODEL]...",
     shell_complete=_completes("rules_and_models"),
 )
-@_takes_how_but(_LAYOUT_OPTION, _TOPOLOGY_OPTION)
+@_takes_how_but(_LAYOUT_OPTION, _TOPOLOGY_OPTION, _MESH_OPTION)
 @click.option(
     "--topology",
     "topologies",
@@ -533,7 +542,7 @@ def _cache_in(folder: Path | None) -> Cache:
 
 def _find_subjects(programs: Sequence[str], how: _How) -> list[Subject]:
     from hlo_audit.models import ALL_MODELS
-    from hlo_audit.program import find_subjects
+    from hlo_audit.program import find_subjects, parse_mesh
 
     platform = _platform(how)
     subjects = find_subjects(
@@ -544,6 +553,7 @@ def _find_subjects(programs: Sequence[str], how: _How) -> list[Subject]:
         settings=_read_pairs("--set", how.settings),
         platform=platform,
         topology=how.topology,
+        mesh=parse_mesh(how.mesh),
         xla_flags=_read_pairs("--xla-flag", how.xla_flags),
     )
     _say_platform(platform, how)

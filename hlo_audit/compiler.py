@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hlo_audit.cache import Cache
-from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage
+from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage, is_ours
 from hlo_audit.errors import CompileError, DumpError, HloAuditError, UsageError
 from hlo_audit.manifest import Manifest, write_manifest
 from hlo_audit.program import Lowering, Platform
@@ -508,14 +508,17 @@ def compile_environment(lowering: Lowering) -> dict[str, str | None]:
     A program under other ones is another program to the cache.
     """
     where = lowering.build.rpartition(":")[0]
-    found_in = str(Path(where).resolve()) if where.endswith(".py") else str(Path(__file__).parent)
+    if where.endswith(".py"):
+        found_in = Path(where).resolve()
+    else:
+        found_in = Path(__file__).parent if is_ours(where) else Path.cwd()
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "hlo-audit")}
     settings = {
         name: value
         for name, value in worker_environment(os.environ, Path(), None).items()
         if name.startswith(("JAX_", "XLA_")) or name in ("TPU_LIBRARY_PATH", "PYTHONPATH")
     }
-    return {"python": platform.python_version(), "found_in": found_in, **versions, **settings}
+    return {"python": platform.python_version(), "found_in": str(found_in), **versions, **settings}
 
 
 def _version(distribution: str) -> str | None:
@@ -594,7 +597,7 @@ def _task(index: int, lowering: Lowering, workspace: Path) -> _Task:
     else:
         cpu_devices = parse_cpu_devices(lowering.topology)
     code = lowering.build.rpartition(":")[0]
-    bench = _Bench(cpu_devices, "" if code.startswith("hlo_audit.models.") else code)
+    bench = _Bench(cpu_devices, "" if is_ours(code) else code)
     dump_to = workspace / f"program-{index}"
     dump_to.mkdir()
     return _Task(index, bench, Job(lowering, dump_to, bounds))
@@ -667,7 +670,7 @@ def _move_in(folder: Path, wanted: Path) -> Path:
 
 def _error_from_json(data: Mapping[str, Any]) -> HloAuditError:
     kind = _ERROR_KINDS.get(data["kind"], HloAuditError)
-    return kind(data["message"], hint=data["hint"])
+    return kind(data["message"], hint=data["hint"], log=tuple(data["log"]))
 
 
 def _end(worker: _Worker) -> None:

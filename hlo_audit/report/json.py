@@ -52,7 +52,7 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
                 "kind": audit.error.kind,
                 "message": audit.error.message,
                 "hint": audit.error.hint,
-                "log": list(getattr(audit.error, "log", ())),
+                "log": list(audit.error.log),
             },
         }
     return {

@@ -162,7 +162,7 @@ def _program(audit: ProgramAudit, show_all: bool, broken: set[str]) -> Iterator[
     if audit.error is not None:
         yield Text()
         yield Text(f"{plain(name or audit.label)}: {plain(str(audit.error))}", style="bold red")
-        for line in getattr(audit.error, "log", ()):
+        for line in audit.error.log:
             yield Text(f"  | {plain(line)}", style="dim")
         return
     blocks = [
