@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
     from rich.console import Console
 
-    from hlo_audit.audit import RuleOptions
     from hlo_audit.cache import Cache
     from hlo_audit.compiler import Outcome
     from hlo_audit.program import Lowering, Platform, Subject
+    from hlo_audit.program_audit import RuleOptions
     from hlo_audit.report import Report
     from hlo_audit.report.formats import Destination, Format
     from hlo_audit.rule import Rule

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.errors import EXIT_GATE_FAILED
 from hlo_audit.gate import Gate
+from hlo_audit.program_audit import ProgramAudit
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from json import dumps
 from typing import Any
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.gate import Gate
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.rule import Finding
 

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.hlo import SourceLocation
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.listed import offered_fixes
 from hlo_audit.report.sources import shown
