@@ -176,7 +176,7 @@ def _compile(job: Job, results: Results) -> dict[str, Any]:
     text = lowered.as_text()
     lower_seconds = time.perf_counter() - started
 
-    versions = _versions(lowering.platform)
+    versions = compiler_versions(lowering.platform)
     # With the source positions: those in a cached dump must be the program's.
     entry = _digest(lowered.as_text(debug_info=True), lowering, versions)
     cached = job.cache_entries is not None and (job.cache_entries / f"{entry}.zip").exists()
@@ -186,7 +186,7 @@ def _compile(job: Job, results: Results) -> dict[str, Any]:
         # A hit in the persistent cache writes no dump. The user's code may have switched it on.
         jax.config.update("jax_enable_compilation_cache", False)
         started = time.perf_counter()
-        lowered.compile(compiler_options=_compile_options(lowering.xla_flags, job.dump_to))
+        lowered.compile(compiler_options=dump_options(lowering.xla_flags, job.dump_to))
         compile_seconds = time.perf_counter() - started
         if not any(job.dump_to.iterdir()):
             raise CompileError("the compiler wrote no dump")
@@ -201,7 +201,7 @@ def _compile(job: Job, results: Results) -> dict[str, Any]:
         settings=lowering.settings,
         xla_flags=lowering.xla_flags,
         versions=versions,
-        module=_module_name(text),
+        module=module_name(text),
         devices=len(devices),
         lower_seconds=round(lower_seconds, 3),
         compile_seconds=round(compile_seconds, 3),
@@ -438,7 +438,8 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _compile_options(xla_flags: Mapping[str, str], dump_to: Path) -> dict[str, str | bool]:
+def dump_options(xla_flags: Mapping[str, str], dump_to: Path) -> dict[str, str | bool]:
+    """Return the compile options for ``xla_flags`` and a dump of every pass into a folder."""
     dump: dict[str, str | bool] = {
         "xla_dump_to": str(dump_to),
         "xla_dump_hlo_pass_re": ".*",
@@ -457,13 +458,15 @@ def option_value(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _module_name(stablehlo: str) -> str:
+def module_name(stablehlo: str) -> str:
+    """Return the name of the module that a StableHLO text holds."""
     # "module @jit_step attributes {...} {", the name in quotes where it is no identifier.
     head = stablehlo.split("module @", 1)[1]
     return head[1:].split('"', 1)[0] if head.startswith('"') else head.split(None, 1)[0]
 
 
-def _versions(for_platform: str) -> dict[str, str | None]:
+def compiler_versions(for_platform: str) -> dict[str, str | None]:
+    """Return the versions of what has a part in a compile for a platform."""
     return {
         "python": platform.python_version(),
         "jax": _version("jax"),

@@ -127,6 +127,17 @@ def available_platform() -> Platform:
     return "tpu" if _missing_libtpu() is None else "cpu"
 
 
+def check_can_compile(platform: Platform) -> None:
+    """Refuse a platform that this machine has no compiler for.
+
+    Raises:
+        UsageError: says why, and what to do.
+    """
+    missing = _missing_libtpu() if platform == "tpu" else None
+    if missing is not None:
+        raise missing
+
+
 def default_jobs() -> int:
     """Return how many workers to run side by side: the CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -569,9 +580,7 @@ _DROPPED = frozenset(
     }
 )
 
-_WORKER_SETTINGS = {
-    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a hit would write no dump
-    "JAX_PLATFORMS": "cpu",
+LIBTPU_SETTINGS = {
     # Without it a second libtpu on this machine aborts.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     # libtpu asks the cloud what machine this is, and complains at length, unless it is told.
@@ -579,6 +588,13 @@ _WORKER_SETTINGS = {
     "TPU_ACCELERATOR_TYPE": "v5p-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_MIN_LOG_LEVEL": "3",
+}
+"""What lets libtpu compile on a machine that has no TPU, several processes side by side."""
+
+_WORKER_SETTINGS = {
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a hit would write no dump
+    "JAX_PLATFORMS": "cpu",
+    **LIBTPU_SETTINGS,
     # What was printed before a crash is in the log.
     "PYTHONUNBUFFERED": "1",
 }
@@ -591,9 +607,7 @@ def _task(index: int, lowering: Lowering, workspace: Path) -> _Task:
     bounds, cpu_devices = None, None
     if lowering.platform == "tpu":
         bounds = parse_tpu_topology(lowering.topology).chips_per_host_bounds
-        missing = _missing_libtpu()
-        if missing is not None:
-            raise missing
+        check_can_compile("tpu")
     else:
         cpu_devices = parse_cpu_devices(lowering.topology)
     code = lowering.build.rpartition(":")[0]
