@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.errors import HloAuditError
 from hlo_audit.manifest import Setting
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.whole_file import write_text
 
 SCHEMA_FILE = "baseline.schema.json"

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hlo_audit.cache import Cache
-from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage
+from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage, is_ours
 from hlo_audit.ending_signals import ended_by_signals, signals_held, signals_ignored
 from hlo_audit.errors import CompileError, DumpError, HloAuditError, UsageError
 from hlo_audit.manifest import Manifest, write_manifest
@@ -85,6 +85,17 @@ Outcome = Compiled | HloAuditError
 def available_platform() -> Platform:
     """Return ``tpu`` where the TPU compiler can run on this machine, else ``cpu``."""
     return "tpu" if _missing_libtpu() is None else "cpu"
+
+
+def check_can_compile(platform: Platform) -> None:
+    """Refuse a platform that this machine has no compiler for.
+
+    Raises:
+        UsageError: says why, and what to do.
+    """
+    missing = _missing_libtpu() if platform == "tpu" else None
+    if missing is not None:
+        raise missing
 
 
 def default_jobs() -> int:
@@ -430,14 +441,17 @@ def compile_environment(lowering: Lowering) -> dict[str, str | None]:
     A program under other ones is another program to the cache.
     """
     where = lowering.build.rpartition(":")[0]
-    found_in = str(Path(where).resolve()) if where.endswith(".py") else str(Path(__file__).parent)
+    if where.endswith(".py"):
+        found_in = Path(where).resolve()
+    else:
+        found_in = Path(__file__).parent if is_ours(where) else Path.cwd()
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "hlo-audit")}
     settings = {
         name: value
         for name, value in worker_environment(os.environ, Path(), None).items()
         if name.startswith(("JAX_", "XLA_")) or name in ("TPU_LIBRARY_PATH", "PYTHONPATH")
     }
-    return {"python": platform.python_version(), "found_in": found_in, **versions, **settings}
+    return {"python": platform.python_version(), "found_in": str(found_in), **versions, **settings}
 
 
 def _version(distribution: str) -> str | None:
@@ -488,9 +502,7 @@ _DROPPED = frozenset(
     }
 )
 
-_WORKER_SETTINGS = {
-    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a hit would write no dump
-    "JAX_PLATFORMS": "cpu",
+LIBTPU_SETTINGS = {
     # Without it a second libtpu on this machine aborts.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     # libtpu asks the cloud what machine this is, and complains at length, unless it is told.
@@ -498,6 +510,13 @@ _WORKER_SETTINGS = {
     "TPU_ACCELERATOR_TYPE": "v5p-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_MIN_LOG_LEVEL": "3",
+}
+"""What lets libtpu compile on a machine that has no TPU, several processes side by side."""
+
+_WORKER_SETTINGS = {
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a hit would write no dump
+    "JAX_PLATFORMS": "cpu",
+    **LIBTPU_SETTINGS,
     # What was printed before a crash is in the log.
     "PYTHONUNBUFFERED": "1",
 }
@@ -510,13 +529,11 @@ def _task(index: int, lowering: Lowering, workspace: Path) -> _Task:
     bounds, cpu_devices = None, None
     if lowering.platform == "tpu":
         bounds = parse_tpu_topology(lowering.topology).chips_per_host_bounds
-        missing = _missing_libtpu()
-        if missing is not None:
-            raise missing
+        check_can_compile("tpu")
     else:
         cpu_devices = parse_cpu_devices(lowering.topology)
     code = lowering.build.rpartition(":")[0]
-    bench = _Bench(cpu_devices, "" if code.startswith("hlo_audit.models.") else code)
+    bench = _Bench(cpu_devices, "" if is_ours(code) else code)
     dump_to = workspace / f"program-{index}"
     dump_to.mkdir()
     return _Task(index, bench, Job(lowering, dump_to, bounds))
@@ -561,7 +578,7 @@ def _move_in(folder: Path, wanted: Path) -> Path:
 
 def _error_from_json(data: Mapping[str, Any]) -> HloAuditError:
     kind = _ERROR_KINDS.get(data["kind"], HloAuditError)
-    return kind(data["message"], hint=data["hint"])
+    return kind(data["message"], hint=data["hint"], log=tuple(data["log"]))
 
 
 def _end(worker: _Worker) -> None:

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from hlo_audit.audit import RuleOptions
 from hlo_audit.budget import Budget, override, read_budgets
 from hlo_audit.errors import HloAuditError, UsageError, unknown_name
 from hlo_audit.program import MODES, Mode, Platform, Setting
+from hlo_audit.program_audit import RuleOptions
 from hlo_audit.rule import Rule, find_rule
 from hlo_audit.suppressions import Suppression
 from hlo_audit.toml_lines import KeyPath, find_lines, line_of
@@ -288,10 +288,10 @@ class _Reading:
         return tuple(read((*path, number), item) for number, item in enumerate(items))
 
     def _choice(self, path: KeyPath, value: Any, choices: Sequence[_T]) -> _T:
-        for choice in choices:
-            if value == choice:
-                return choice
-        self._refuse(path, f"{_shown(value)} is not one of {', '.join(map(str, choices))}")
+        chosen = next((choice for choice in choices if choice == value), None)
+        if chosen is None:
+            self._refuse(path, f"{_shown(value)} is not one of {', '.join(map(str, choices))}")
+        return chosen
 
     def _file(self, path: KeyPath, value: Any) -> Path:
         return self.path.parent / self._text(path, value)

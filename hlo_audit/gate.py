@@ -15,10 +15,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.baseline import Baseline, Entry, entry_of
 from hlo_audit.budget import Budget
 from hlo_audit.errors import UsageError
+from hlo_audit.program_audit import ProgramAudit
 
 REFERENCE_FILE = "reference_counts.json"
 """The counts that the reference models are held against; part of the package."""

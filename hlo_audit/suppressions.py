@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hlo_audit.audit import ProgramAudit, Suppressed
 from hlo_audit.errors import HloAuditError
 from hlo_audit.gate import Notice
 from hlo_audit.hlo import SourceLocation
+from hlo_audit.program_audit import ProgramAudit, Suppressed
 from hlo_audit.rule import Finding, Rule, find_rule
 
 Locate = Callable[[SourceLocation], Path | None]

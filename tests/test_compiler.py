@@ -480,7 +480,7 @@ RAISES_LINE = next(
         (2, "faulty.py:returns_no_pair does not return a jitted function", "jax.ShapeDtypeStruct"),
         (3, "the program raised SystemExit: no TPU here", None),
         (4, "faulty.py is called 'helthy'", "did you mean 'healthy'?"),
-        (7, "unexpected keyword argument 'columns'", None),
+        (7, "faulty.py:healthy is called 'columns'", "one of: rows"),
         (8, "the program raised ShardingTypeError: This reshape is not supported", "reshard"),
         (9, "the program raised AttributeError", "build arguments as jax.ShapeDtypeStruct"),
     ],

@@ -66,7 +66,8 @@ def main() -> NoReturn:
 def cli() -> None:
     """Inspect XLA HLO, and stop layout and sharding regressions of JAX programs.
 
-    PROGRAM is a reference model (see "hlo-audit models"), a dump folder, or an HLO file: .txt, .hlo
+    PROGRAM is a reference model (see "hlo-audit models"), a function that builds a step, as
+    path/to/file.py:function or package.module:function, a dump folder, or an HLO file: .txt, .hlo
     or .hlo.pb, each also .gz; "-" reads text from standard input.
     """
 

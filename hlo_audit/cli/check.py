@@ -23,7 +23,7 @@ from hlo_audit.cli.output import complain, console, put
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
-    from hlo_audit.audit import RuleOptions
+    from hlo_audit.program_audit import RuleOptions
     from hlo_audit.report import Report
     from hlo_audit.report.formats import Destination, Format
     from hlo_audit.rule import Rule

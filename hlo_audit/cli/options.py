@@ -59,6 +59,7 @@ class How:
     layouts: tuple[str, ...] = ()
     settings: tuple[str, ...]
     topology: str | None = None
+    mesh: tuple[str, ...] = ()
     platform: Any
     xla_flags: tuple[str, ...]
     jobs: int | None
@@ -82,6 +83,12 @@ TOPOLOGY_OPTION = click.option(
     shell_complete=completes("topologies"),
     help="Chips to compile for, such as v5p:2x2x1.",
 )
+MESH_OPTION = click.option(
+    "--mesh",
+    multiple=True,
+    metavar="AXIS=SIZE[,...]",
+    help="Mesh to build the program for; -1 takes the devices left. May be repeated.",
+)
 _HOW_OPTIONS = (
     click.option(
         "--mode",
@@ -97,9 +104,10 @@ _HOW_OPTIONS = (
         multiple=True,
         metavar="KEY=VALUE",
         shell_complete=completes("settings", of_programs=True),
-        help="A size or other setting of the model; may be repeated.",
+        help="A size or other setting of the model or function; may be repeated.",
     ),
     TOPOLOGY_OPTION,
+    MESH_OPTION,
     click.option(
         "--platform",
         type=click.Choice(["tpu", "cpu"]),
@@ -175,7 +183,7 @@ def cache_in(folder: Path | None) -> Cache:
 def find_programs(programs: Sequence[str], how: How) -> list[Subject]:
     """What the names on the command line stand for, compiled as ``how`` says."""
     from hlo_audit.models import ALL_MODELS
-    from hlo_audit.program import find_subjects
+    from hlo_audit.program import find_subjects, parse_mesh
 
     platform = platform_of(how)
     subjects = find_subjects(
@@ -186,6 +194,7 @@ def find_programs(programs: Sequence[str], how: How) -> list[Subject]:
         settings=read_pairs("--set", how.settings),
         platform=platform,
         topology=how.topology,
+        mesh=parse_mesh(how.mesh),
         xla_flags=read_pairs("--xla-flag", how.xla_flags),
     )
     say_platform(platform, how)

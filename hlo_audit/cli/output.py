@@ -28,7 +28,7 @@ def complain(error: HloAuditError) -> None:
     from hlo_audit.report.wording import plain
 
     click.echo(f"hlo-audit: error: {plain(str(error))}", err=True)
-    for line in getattr(error, "log", ()):
+    for line in error.log:
         click.echo(f"  | {plain(line)}", err=True)
 
 

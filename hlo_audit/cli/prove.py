@@ -9,6 +9,7 @@ import click
 
 from hlo_audit.cli.options import (
     LAYOUT_OPTION,
+    MESH_OPTION,
     TOPOLOGY_OPTION,
     How,
     cache_of,
@@ -30,7 +31,7 @@ from hlo_audit.errors import EXIT_GATE_FAILED
     metavar="[RULE|MODEL]...",
     shell_complete=completes("rules_and_models"),
 )
-@takes_how_but(LAYOUT_OPTION, TOPOLOGY_OPTION)
+@takes_how_but(LAYOUT_OPTION, TOPOLOGY_OPTION, MESH_OPTION)
 @click.option(
     "--topology",
     "topologies",

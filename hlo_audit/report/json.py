@@ -10,8 +10,8 @@ from json import dumps
 from typing import Any
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.gate import Gate
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.rule import Finding
 
@@ -52,7 +52,7 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
                 "kind": audit.error.kind,
                 "message": audit.error.message,
                 "hint": audit.error.hint,
-                "log": list(getattr(audit.error, "log", ())),
+                "log": list(audit.error.log),
             },
         }
     return {

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.errors import HloAuditError
 from hlo_audit.gate import Violation
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.listed import Listed, listed
 from hlo_audit.report.sources import Repository

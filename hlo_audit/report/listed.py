@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hlo_audit.audit import ProgramAudit
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.wording import cost_of
 from hlo_audit.rule import Finding

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from string import ascii_letters, digits
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.gate import Violation
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.listed import Listed, alike, listed, offered_fixes
 from hlo_audit.report.sources import Repository

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.hlo import SourceLocation
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.listed import offered_fixes
 from hlo_audit.report.sources import shown
@@ -36,28 +36,32 @@ def print_report(console: Console, report: Report, *, show_all: bool = False) ->
 
     Notes are counted, but listed only if ``show_all`` or where they break a budget.
     """
-    console.print(_versions(report))
+    for block in report_blocks(report, show_all=show_all):
+        console.print(block)
+
+
+def report_blocks(report: Report, *, show_all: bool = False) -> Iterator[RenderableType]:
+    """What :func:`print_report` prints, one after the other."""
+    yield _versions(report)
     broken = {(violation.program, violation.rule) for violation in report.gate.violations}
     for subject, programs in groupby(report.programs, key=_subject):
         audits = list(programs)
-        console.print()
+        yield Text()
         title, _, settings = subject.partition("\n")
-        console.print(Text(title, style="bold", overflow="fold"))
+        yield Text(title, style="bold", overflow="fold")
         if settings:
-            console.print(Text(settings, style="dim"))
+            yield Text(settings, style="dim")
         audited = [audit for audit in audits if audit.error is None]
         if audited:
-            console.print(_counts_table(audited))
-            for line in _legend(audited):
-                console.print(line)
+            yield _counts_table(audited)
+            yield from _legend(audited)
         for audit in audits:
             codes = {rule for program, rule in broken if program == audit.label}
-            for block in _program(audit, show_all, codes):
-                console.print(block)
-    console.print()
+            yield from _program(audit, show_all, codes)
+    yield Text()
     if any(audit.findings for audit in report.programs):
-        console.print(Text("hlo-audit explain RULE says more of a rule and its fixes", style="dim"))
-    console.print(verdict(report))
+        yield Text("hlo-audit explain RULE says more of a rule and its fixes", style="dim")
+    yield verdict(report)
 
 
 class Indented:
@@ -162,7 +166,7 @@ def _program(audit: ProgramAudit, show_all: bool, broken: set[str]) -> Iterator[
     if audit.error is not None:
         yield Text()
         yield Text(f"{plain(name or audit.label)}: {plain(str(audit.error))}", style="bold red")
-        for line in getattr(audit.error, "log", ()):
+        for line in audit.error.log:
             yield Text(f"  | {plain(line)}", style="dim")
         return
     blocks = [

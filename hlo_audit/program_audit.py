@@ -167,6 +167,13 @@ def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> l
     return [_audit(subject, readers, rules, options)]
 
 
+def audit_final(
+    program: str, module: Module, rules: Sequence[Rule], options: RuleOptions
+) -> ProgramAudit:
+    """Audit a final module at hand; the rules that read other snapshots are skipped."""
+    return _audit(ProgramAudit(program), {"final": lambda: module}, rules, options)
+
+
 def _manifest_of(module: ModuleDump) -> Manifest | None:
     """The manifest of the folder that a module lies in, where it is of this module: the compile of
     a program may dump others beside it."""
