@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from hlo_audit.cli.compared import plan_comparison, suppressor_of
 from hlo_audit.cli.options import (
     How,
     cache_of,
     completes,
-    find_programs,
     progress_of,
     read_count,
     read_pairs,
+    takes_config,
     takes_how,
 )
 from hlo_audit.cli.output import complain, console, put
+from hlo_audit.cli.planned import is_narrowed, plan
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
-    from hlo_audit.program_audit import RuleOptions
+    from hlo_audit.budget import Budget
+    from hlo_audit.config import Config
+    from hlo_audit.program import Subject
+    from hlo_audit.program_audit import ProgramAudit, RuleOptions
     from hlo_audit.report import Report
     from hlo_audit.report.formats import Destination, Format
     from hlo_audit.rule import Rule
@@ -63,10 +69,29 @@ if TYPE_CHECKING:
     "--max",
     "budgets",
     multiple=True,
-    metavar="RULE=N",
+    metavar="RULE=LIMIT",
     shell_complete=completes("rule_budgets"),
-    help="Fail where a program has more than N findings of a rule, notes too; may be repeated.",
+    help="Fail where a program has more of a rule, notes too: findings (0), bytes (64MiB), or more "
+    "than the baseline has (+1, +8MiB, +10%); may be repeated.",
 )
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Fail on findings that are not in this file.",
+)
+@click.option("--update-baseline", is_flag=True, help="Write what is found to the baseline.")
+@click.option(
+    "--against",
+    metavar="REV|PATH",
+    help="Fail on findings that are not in this git revision of the programs, or in this dump or "
+    "JSON report.",
+)
+@click.option(
+    "--strict/--no-strict",
+    default=None,
+    help="Fail too where the baseline could be tightened, or a suppression suppresses nothing.",
+)
+@takes_config
 @click.option("--exit-zero", is_flag=True, help="Exit 0 even where the gate fails.")
 @click.option(
     "--format",
@@ -92,56 +117,113 @@ def check(
     ignore: tuple[str, ...],
     rule_options: tuple[str, ...],
     budgets: tuple[str, ...],
+    baseline: Path | None,
+    update_baseline: bool,
+    against: str | None,
+    strict: bool | None,
+    config: Config,
     exit_zero: bool,
     formats: tuple[Format, ...],
     outputs: tuple[str, ...],
     verbose: bool,
 ) -> None:
-    """Apply the rules to programs, and gate on the counts.
+    """Apply the rules to programs, and gate on what they find.
 
-    With no PROGRAM, the reference models. Without --max these are held against the counts that this
-    version knows of them, and other programs are only reported.
+    With no PROGRAM, those of the config (see "hlo-audit init"), or else the reference models. These
+    are held against the counts that this version knows of them, unless there is a baseline or a
+    budget; other programs without one are only reported.
     """
+    from hlo_audit.budget import override, read_budgets
     from hlo_audit.gate import judge, read_references
-    from hlo_audit.models import ALL_MODELS
+    from hlo_audit.program_audit import tell_apart
     from hlo_audit.report import Report, environment
     from hlo_audit.report.formats import plan_outputs
-    from hlo_audit.rule import find_rule, select_rules
+    from hlo_audit.rule import select_rules
     from hlo_audit.rules import ALL_RULES
     from hlo_audit.run import audit_subjects
 
-    rules = select_rules(ALL_RULES, select, ignore)
+    rules = select_rules(
+        ALL_RULES, select or config.select, ignore or (() if select else config.ignore)
+    )
     if not rules:
         raise UsageError("no rule is left to apply", hint="--select and --ignore exclude all")
-    options = _read_rule_options(rule_options, ALL_RULES)
-    limits = {
-        find_rule(ALL_RULES, name).code: read_count("--max", name, value)
-        for name, value in read_pairs("--max", budgets).items()
-    }
-    for code in limits.keys() - {rule.code for rule in rules}:
-        raise UsageError(f"--max {code}: that rule is not applied", hint="select it, or drop --max")
+    options = _over(config.options, _read_rule_options(rule_options, ALL_RULES))
+    limits = read_budgets(_split("--max", budgets), ALL_RULES)
+    for budget in limits:
+        if all(rule.code != budget.rule for rule in rules):
+            message = f"--max {budget.rule}: that rule is not applied"
+            raise UsageError(message, hint="select it, or drop --max")
+    strict = config.strict if strict is None else strict
+    compared = plan_comparison(
+        config, baseline=baseline, update=update_baseline, against=against, strict=strict
+    )
     destinations = plan_outputs(formats, outputs, quiet=how.quiet)
-    subjects = find_programs(programs or tuple(model.name for model in ALL_MODELS), how)
+    subjects = plan(programs, how, config)
+    inputs = [*programs, *(str(path) for path in (compared.baseline_path, config.path) if path)]
     for path in (destination.path for destination in destinations if destination.path):
-        if any(_is_input(path, name) for name in programs):
+        if any(_is_input(path, name) for name in inputs):
             raise UsageError(f"{path} is what is read", hint="write the report to another file")
-    with progress_of(subjects, how) as on_compiled:
-        audits = audit_subjects(
-            subjects,
-            rules,
-            options,
-            jobs=how.jobs,
-            timeout_seconds=how.timeout_seconds,
-            cache=cache_of(how),
-            on_compiled=on_compiled,
-        )
-    report = Report(audits, judge(audits, limits, read_references()), environment())
+
+    cache = cache_of(how)
+
+    def audit(subjects: Sequence[Subject]) -> list[ProgramAudit]:
+        with progress_of(subjects, how) as on_compiled:
+            audits = audit_subjects(
+                subjects,
+                rules,
+                options,
+                jobs=how.jobs,
+                timeout_seconds=how.timeout_seconds,
+                cache=cache,
+                on_compiled=on_compiled,
+            )
+        return [_without_ignored(one, config) for one in tell_apart(audits)]
+
+    narrowed = is_narrowed(how)
+    suppressor = suppressor_of(config, ALL_RULES, Path.cwd(), strict=strict)
+    audits = suppressor.apply(audit(subjects))
+    comparison = compared.against(
+        audits, subjects, audit, whole=not programs and not narrowed, quiet=how.quiet
+    )
+
+    def budgets_of(one: ProgramAudit) -> Sequence[Budget]:
+        return override(config.budgets_of(config.program(one.program)), limits)
+
+    gate = judge(audits, budgets_of, read_references(), comparison)
+    all_there = not narrowed and (not programs or not config.programs)
+    notices = (*gate.notices, *compared.notices, *suppressor.notices(audits, whole=all_there))
+    report = Report(audits, replace(gate, notices=notices), environment())
     errors = {str(audit.error): audit.error for audit in audits if audit.error is not None}
     for error in errors.values():
         complain(error)
     exit_code = 0 if exit_zero and not errors else report.exit_code
     _render(report, destinations, show_all=verbose, exit_code=exit_code)
     sys.exit(exit_code)
+
+
+def _without_ignored(audit: ProgramAudit, config: Config) -> ProgramAudit:
+    """The audit without the rules that the config does not apply to this program."""
+    program = config.program(audit.program)
+    if program is None or not program.ignore:
+        return audit
+    return replace(
+        audit,
+        rules=tuple(rule for rule in audit.rules if rule.code not in program.ignore),
+        findings=tuple(one for one in audit.findings if one.rule not in program.ignore),
+        skipped={code: why for code, why in audit.skipped.items() if code not in program.ignore},
+    )
+
+
+def _over(options: RuleOptions, by: RuleOptions) -> RuleOptions:
+    return {
+        code: {**options.get(code, {}), **by.get(code, {})}
+        for code in dict.fromkeys((*options, *by))
+    }
+
+
+def _split(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """The halves of ``NAME=VALUE`` texts; a name may be there several times."""
+    return [pair for text in texts for pair in read_pairs(option, [text]).items()]
 
 
 def _is_input(output: Path, program: str) -> bool:

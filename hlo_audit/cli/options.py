@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hlo_audit.cache import Cache
     from hlo_audit.compiler import Outcome
+    from hlo_audit.config import Config
     from hlo_audit.program import Lowering, Platform, Subject
 
 
@@ -177,7 +178,46 @@ def cache_in(folder: Path | None) -> Cache:
     """The cache in ``folder``; in the platform's, where none is given."""
     from hlo_audit.cache import Cache, default_folder
 
-    return Cache(folder or default_folder(os.environ))
+    return Cache((folder or default_folder(os.environ)).absolute())
+
+
+_CONFIG_OPTIONS = (
+    click.option(
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Take this config.  [default: the nearest hlo-audit.toml or pyproject.toml upwards]",
+    ),
+    click.option("--no-config", is_flag=True, help="Take no config."),
+)
+
+
+def takes_config(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that choose the config, and the config as an argument."""
+
+    @wraps(command)
+    def with_config(*, config_file: Path | None, no_config: bool, **arguments: Any) -> None:
+        command(config=_config(config_file, no_config), **arguments)
+
+    for option in reversed(_CONFIG_OPTIONS):
+        with_config = option(with_config)
+    return with_config
+
+
+def _config(file: Path | None, no_config: bool) -> Config:
+    from hlo_audit.config import Config, find_config, read_config
+    from hlo_audit.rules import ALL_RULES
+
+    if no_config:
+        if file is not None:
+            raise UsageError("--config and --no-config exclude each other")
+        return Config()
+    found = file or find_config(Path.cwd())
+    if found is None:
+        return Config()
+    if file is None:
+        found = Path(os.path.relpath(found))  # as a reader here writes it
+    return read_config(found, ALL_RULES)
 
 
 def find_programs(programs: Sequence[str], how: How) -> list[Subject]:
