@@ -133,7 +133,7 @@ def check(
     are held against the counts that this version knows of them, unless there is a baseline or a
     budget; other programs without one are only reported.
     """
-    from hlo_audit.budget import override, read_budgets
+    from hlo_audit.budget import override
     from hlo_audit.gate import judge, read_references
     from hlo_audit.program_audit import tell_apart
     from hlo_audit.report import Report, environment
@@ -148,7 +148,7 @@ def check(
     if not rules:
         raise UsageError("no rule is left to apply", hint="--select and --ignore exclude all")
     options = _over(config.options, _read_rule_options(rule_options, ALL_RULES))
-    limits = read_budgets(_split("--max", budgets), ALL_RULES)
+    limits = _read_budgets(budgets, ALL_RULES)
     for budget in limits:
         if all(rule.code != budget.rule for rule in rules):
             message = f"--max {budget.rule}: that rule is not applied"
@@ -221,9 +221,17 @@ def _over(options: RuleOptions, by: RuleOptions) -> RuleOptions:
     }
 
 
-def _split(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """The halves of ``NAME=VALUE`` texts; a name may be there several times."""
-    return [pair for text in texts for pair in read_pairs(option, [text]).items()]
+def _read_budgets(texts: Sequence[str], rules: Sequence[Rule]) -> tuple[Budget, ...]:
+    from hlo_audit.budget import read_budgets
+
+    # A name may be there several times, for findings and for bytes.
+    pairs = [pair for text in texts for pair in read_pairs("--max", [text]).items()]
+    for name, value in pairs:
+        try:
+            read_budgets([(name, value)], rules)
+        except UsageError as error:
+            raise UsageError(f"--max {name}={value}: {error.message}", hint=error.hint) from None
+    return read_budgets(pairs, rules)
 
 
 def _is_input(output: Path, program: str) -> bool:

@@ -32,6 +32,7 @@ def report_html(report: Report) -> str:
         items = (f"<li><b>{_text(n)}</b>: {_text(change)}</li>" for n, change in fixes.items())
         parts.append(f"<p>fixes</p><ul>{''.join(items)}</ul>")
     parts += [f"<p>{_text(violation.message)}</p>" for violation in report.gate.violations]
+    parts += [f"<p>{_text(notice.message)}</p>" for notice in report.gate.notices]
     parts.append(f"<p><b>{_text(headline(report))}</b> {_text(not_audited(report))}</p>")
     return f"<div>{''.join(part for part in parts if part)}</div>"
 
