@@ -30,7 +30,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hlo_audit.audit import estimate_cost
 from hlo_audit.compiler import Compiled, compile_programs
 from hlo_audit.dump import read_dump
 from hlo_audit.errors import HloAuditError
@@ -44,6 +43,7 @@ from hlo_audit.models.grouped_matmul import (
     product,
 )
 from hlo_audit.program import Lowering
+from hlo_audit.program_audit import estimate_cost
 
 jax = lazy_import("jax")
 jnp = lazy_import("jax.numpy")

@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import linecache
 import os
 import platform
 import queue
@@ -33,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hlo_audit.errors import CompileError, HloAuditError, UsageError, unknown_name
 from hlo_audit.lazy_import import lazy_import
@@ -55,6 +56,9 @@ GRACE_SECONDS = 2.0
 """How long a job in progress may go on after the parent has gone."""
 
 _LONGEST_REASON = 300
+_MOST_REASON_LINES = 8
+_MOST_FRAMES = 8
+_JAX_NOTES = ("------", "For simplicity, JAX has removed", "The stack trace below")
 _PR_SET_PDEATHSIG = 1
 
 # What the compiler says of a flag that it does not know or of a value that it cannot read: a
@@ -164,15 +168,15 @@ def _compile(job: Job, results: Results) -> dict[str, Any]:
 
     results.enter("build")
     started = time.perf_counter()
-    step, args = _build(lowering, mesh)
+    step, args, keywords = build_program(lowering, mesh)
     # Only around the lowering: an operation that the builder runs eagerly could not run on a TPU
     # that is not there.
     with jax.set_mesh(mesh):
-        lowered = step.lower(*args)
+        lowered = step.lower(*args, **keywords)
     text = lowered.as_text()
     lower_seconds = time.perf_counter() - started
 
-    versions = _versions(lowering.platform)
+    versions = compiler_versions(lowering.platform)
     # With the source positions: those in a cached dump must be the program's.
     entry = _digest(lowered.as_text(debug_info=True), lowering, versions)
     cached = job.cache_entries is not None and (job.cache_entries / f"{entry}.zip").exists()
@@ -182,7 +186,7 @@ def _compile(job: Job, results: Results) -> dict[str, Any]:
         # A hit in the persistent cache writes no dump. The user's code may have switched it on.
         jax.config.update("jax_enable_compilation_cache", False)
         started = time.perf_counter()
-        lowered.compile(compiler_options=_compile_options(lowering.xla_flags, job.dump_to))
+        lowered.compile(compiler_options=dump_options(lowering.xla_flags, job.dump_to))
         compile_seconds = time.perf_counter() - started
         if not any(job.dump_to.iterdir()):
             raise CompileError("the compiler wrote no dump")
@@ -197,7 +201,7 @@ def _compile(job: Job, results: Results) -> dict[str, Any]:
         settings=lowering.settings,
         xla_flags=lowering.xla_flags,
         versions=versions,
-        module=_module_name(text),
+        module=module_name(text),
         devices=len(devices),
         lower_seconds=round(lower_seconds, 3),
         compile_seconds=round(compile_seconds, 3),
@@ -272,21 +276,111 @@ def make_mesh(devices: list[Any], sizes: Mapping[str, int], mode: str) -> Any:
     )
 
 
-def _build(lowering: Lowering, mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+def build_program(lowering: Lowering, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return what a program's function builds for ``mesh``: the jitted step, its abstract arguments
+    and those that it takes by keyword.
+
+    Raises:
+        UsageError: where the function does not take a mesh or the settings, or returns another
+            thing. What the function itself raises goes through.
+    """
     layout = {} if lowering.layout is None else {"layout": lowering.layout}
-    built = load_build(lowering.build)(mesh, **layout, **lowering.settings)
-    if not (
-        isinstance(built, tuple)
-        and len(built) == 2
-        and hasattr(built[0], "lower")
-        and isinstance(built[1], tuple | list)
-    ):
+    function = load_build(lowering.build)
+    return call_build(function, mesh, {**layout, **lowering.settings}, name=lowering.build)
+
+
+def call_build(
+    function: Callable[..., Any], mesh: Any, settings: Mapping[str, Any], *, name: str
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """As :func:`build_program`, for a function at hand, called ``name`` in errors."""
+    if hasattr(function, "lower"):
         raise UsageError(
-            f"{lowering.build} does not return a jitted function and its abstract arguments",
-            hint="return (jax.jit(step), (argument, ...)), each argument a jax.ShapeDtypeStruct",
+            f"{name} is a jitted function, not one that builds it",
+            hint=f"name a function that takes a mesh, {_RETURN_A_STEP}",
         )
-    step, args = built
-    return step, tuple(args)
+    by_keyword = _check_settings(function, settings, name)
+    built = function(mesh=mesh, **settings) if by_keyword else function(mesh, **settings)
+    if problem := _problem_of(built):
+        raise UsageError(
+            f"{name} does not return a jitted function and its abstract arguments: {problem}",
+            hint=_RETURN_A_STEP,
+        )
+    step, args, *rest = built
+    return step, tuple(args), dict(rest[0]) if rest else {}
+
+
+_RETURN_A_STEP = (
+    "return (jax.jit(step), (argument, ...)), each argument a tree of jax.ShapeDtypeStruct"
+)
+
+
+def _check_settings(function: Callable[..., Any], settings: Mapping[str, Any], name: str) -> bool:
+    """Whether ``function`` takes the mesh by keyword.
+
+    Raises:
+        UsageError: where it takes no mesh, does not know a setting, or needs one that is not given.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a callable that does not say
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    takes_mesh = [
+        p for p in parameters if p.kind in (*positional, inspect.Parameter.VAR_POSITIONAL)
+    ]
+    takes_mesh += [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name == "mesh"]
+    if not takes_mesh:
+        raise UsageError(f"{name} takes no mesh", hint="its first parameter is the mesh")
+    mesh = takes_mesh[0]
+    named = {
+        p.name: p
+        for p in parameters
+        if p is not mesh and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for setting in settings:
+            if setting not in named:
+                known = [*named] or ["(it has none)"]
+                raise unknown_name(f"setting of {name}", setting, known)
+    for parameter in named.values():
+        if parameter.default is parameter.empty and parameter.name not in settings:
+            raise UsageError(
+                f"{name} needs the setting {parameter.name}",
+                hint=f"--set {parameter.name}=VALUE, or give it a default; "
+                "what is named must be the function that builds the step, not the step itself",
+            )
+    return mesh.kind is mesh.KEYWORD_ONLY
+
+
+def _problem_of(built: Any) -> str | None:
+    """What is wrong with what a program's function returned."""
+    if hasattr(built, "lower"):
+        return "the arguments are missing"
+    if not isinstance(built, tuple) or not 2 <= len(built) <= 3:
+        return f"it returns {_thing(built)}"
+    step, args, *rest = built
+    if not hasattr(step, "lower"):
+        jit = ", which is not jitted" if callable(step) else ""
+        return f"the first is {_thing(step)}{jit}"
+    if not isinstance(args, tuple | list):
+        return f"the arguments are {_thing(args)}, not a tuple of them"
+    if rest and not isinstance(rest[0], Mapping):
+        return f"the arguments by keyword are {_thing(rest[0])}, not a dict of them"
+    return None
+
+
+def _thing(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    name = getattr(value, "__name__", None) if callable(value) else None
+    return f"the function {name}" if name else f"an object of type {type(value).__name__}"
+
+
+def is_ours(module: str) -> bool:
+    """Whether a program is one of the reference models, whose import changes nothing."""
+    return module.startswith("hlo_audit.models.")
 
 
 def load_build(build: str) -> Callable[..., Any]:
@@ -308,11 +402,14 @@ def load_build(build: str) -> Callable[..., Any]:
 
 
 def _load_module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if not is_ours(name) and here not in sys.path:
+        sys.path.insert(0, here)  # as ``python -m`` does
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            hint = "a file is given by its path, path/to/file.py:function"
+            hint = f"it is looked for from {here}; a file is given by its path, file.py:function"
             raise UsageError(f"no module is called {name!r}", hint=hint) from None
         raise
 
@@ -341,7 +438,8 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _compile_options(xla_flags: Mapping[str, str], dump_to: Path) -> dict[str, str | bool]:
+def dump_options(xla_flags: Mapping[str, str], dump_to: Path) -> dict[str, str | bool]:
+    """Return the compile options for ``xla_flags`` and a dump of every pass into a folder."""
     dump: dict[str, str | bool] = {
         "xla_dump_to": str(dump_to),
         "xla_dump_hlo_pass_re": ".*",
@@ -360,13 +458,15 @@ def option_value(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _module_name(stablehlo: str) -> str:
+def module_name(stablehlo: str) -> str:
+    """Return the name of the module that a StableHLO text holds."""
     # "module @jit_step attributes {...} {", the name in quotes where it is no identifier.
     head = stablehlo.split("module @", 1)[1]
     return head[1:].split('"', 1)[0] if head.startswith('"') else head.split(None, 1)[0]
 
 
-def _versions(for_platform: str) -> dict[str, str | None]:
+def compiler_versions(for_platform: str) -> dict[str, str | None]:
+    """Return the versions of what has a part in a compile for a platform."""
     return {
         "python": platform.python_version(),
         "jax": _version("jax"),
@@ -451,14 +551,18 @@ def _flag_error(lowering: Lowering, reason: str) -> UsageError | None:
 
 
 def _program_error(error: BaseException, lowering: Lowering) -> UsageError:
-    frame = _user_frame(error, lowering.build)
-    place = f" ({frame})" if frame else ""
+    frames = _user_frames(error, lowering.build)
+    place = f" ({frames[-1].place})" if frames else ""
     reason = _reason(error)
     text = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-    return UsageError(f"the program raised {text}{place}", hint=_program_hint(error, reason))
+    return UsageError(
+        f"the program raised {text}{place}",
+        hint=_program_hint(error, reason, placed=bool(frames)),
+        log=(*_rest_of_reason(error), *(frame.line for frame in frames[-_MOST_FRAMES:])),
+    )
 
 
-def _program_hint(error: BaseException, reason: str) -> str | None:
+def _program_hint(error: BaseException, reason: str, *, placed: bool) -> str | None:
     # jax's class for it is private.
     if type(error).__name__ == "ShardingTypeError":
         return "name the sharding there, or reshard before it; the mode auto needs neither"
@@ -467,25 +571,69 @@ def _program_hint(error: BaseException, reason: str) -> str | None:
             "the mesh's devices are not there to run on: build arguments as jax.ShapeDtypeStruct, "
             "and arrays outside of jax.set_mesh"
         )
+    if "incompatible devices" in reason:
+        return (
+            "build every sharding from the mesh that the function is given, and arguments as "
+            "jax.ShapeDtypeStruct"
+        )
+    if "not found in mesh" in reason:
+        return "the names of the mesh's axes are those of --mesh"
+    if isinstance(error, ModuleNotFoundError):
+        return f"it must be there for {sys.executable}"
+    if isinstance(error, ImportError) and "relative import" in reason:
+        return "name a file of a package by its module, package.module:function"
+    if isinstance(error, TypeError) and not placed:
+        return "are the abstract arguments those that the jitted function takes?"
     return None
 
 
-def _user_frame(error: BaseException, build: str) -> str | None:
-    """Return ``file:line in function`` of the deepest frame in code of the user's own."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shown(error.filename)}:{error.lineno}"
+class _Frame(NamedTuple):
+    """A line of the user's own that an exception went through."""
+
+    file: str
+    number: int | None
+    function: str
+    code: str
+
+    @property
+    def place(self) -> str:
+        function = f" in {self.function}" if self.function else ""
+        return f"{_shown(self.file)}:{self.number}{function}"
+
+    @property
+    def line(self) -> str:
+        return f"{self.place}: {self.code}" if self.code else self.place
+
+
+def _user_frames(error: BaseException, build: str) -> list[_Frame]:
+    """The frames in code of the user's own, outermost first."""
     frames = [
-        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        _Frame(frame.f_code.co_filename, line, frame.f_code.co_name, "")
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
     libraries = _library_folders()
-    own = [f for f in frames if not _is_library(f[0], libraries)]
+    own = [f for f in frames if not _is_library(f.file, libraries)]
     # A program that is itself installed among the libraries.
     module = sys.modules.get(build.rpartition(":")[0])
-    installed = [f for f in frames if f[0] == getattr(module, "__file__", None)]
-    for filename, line, function in (own or installed)[-1:]:
-        return f"{_shown(filename)}:{line} in {function}"
-    return None
+    installed = [f for f in frames if f.file == getattr(module, "__file__", None)]
+    chosen = own or installed
+    if isinstance(error, SyntaxError) and error.filename:
+        chosen.append(_Frame(error.filename, error.lineno, "", (error.text or "").strip()))
+    return [
+        frame
+        if frame.code or frame.number is None
+        else frame._replace(code=linecache.getline(frame.file, frame.number).strip())
+        for frame in chosen
+    ]
+
+
+def _rest_of_reason(error: BaseException) -> list[str]:
+    """The further lines of a message: jax says there what the first line leaves open."""
+    if isinstance(error, SyntaxError):
+        return []
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()][1:]
+    kept = [_cut(line) for line in lines if not line.startswith(_JAX_NOTES)]
+    return kept[:_MOST_REASON_LINES]
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -511,8 +659,11 @@ def _shown(filename: str) -> str:
 
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = lines[0].rstrip(".") if lines else ""
-    return first if len(first) <= _LONGEST_REASON else first[:_LONGEST_REASON] + "..."
+    return _cut(lines[0].rstrip(".")) if lines else ""
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST_REASON else line[:_LONGEST_REASON] + "..."
 
 
 def _without_status(reason: str) -> str:
@@ -521,7 +672,12 @@ def _without_status(reason: str) -> str:
 
 
 def _error_to_json(error: HloAuditError) -> dict[str, Any]:
-    return {"kind": error.kind, "message": error.message, "hint": error.hint}
+    return {
+        "kind": error.kind,
+        "message": error.message,
+        "hint": error.hint,
+        "log": list(error.log),
+    }
 
 
 def _read_jobs(fd: int, jobs: queue.SimpleQueue[Job | None]) -> None:

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +24,15 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hlo_audit.cache import Cache
-from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage
+from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage, is_ours
+from hlo_audit.ending_signals import ended_by_signals, signals_held, signals_ignored
 from hlo_audit.errors import CompileError, DumpError, HloAuditError, UsageError
 from hlo_audit.manifest import Manifest, write_manifest
 from hlo_audit.program import Lowering, Platform
+from hlo_audit.topology import parse_cpu_devices, parse_tpu_topology
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
@@ -40,24 +41,6 @@ START_TIMEOUT_SECONDS = 120.0
 
 LOG_LINES = 20
 """How many of the compiler's last lines a :class:`CompileError` keeps."""
-
-MOST_TPU_CHIPS = 65_536
-"""Seven times the largest pod there is; libtpu takes all memory for shapes far beyond it."""
-
-MOST_CPU_DEVICES = 4_096
-
-# Cloud TPU names a slice by a count of TensorCores or of chips; libtpu by the version and shape.
-_CORES_COUNTED_PER_CHIP = {
-    "v2": 2,
-    "v3": 2,
-    "v4": 2,
-    "v5litepod": 1,
-    "v5e": 1,
-    "v5p": 2,
-    "v6e": 1,
-    "tpu7x": 2,
-}
-_THREE_DIMENSIONAL = ("v4", "v5p", "tpu7x")
 
 # -P: the working directory is no place to import from, unless it is in this process too.
 _WORKER_COMMAND = (sys.executable, "-P", "-m", "hlo_audit.compile_worker")
@@ -99,32 +82,20 @@ class Compiled:
 Outcome = Compiled | HloAuditError
 
 
-@dataclass(frozen=True)
-class TpuTopology:
-    """A slice of TPU chips, such as ``v5p:2x2x1``.
-
-    Attributes:
-        version: of the chip, such as ``v5p``.
-        shape: chips along each dimension of the slice.
-    """
-
-    version: str
-    shape: tuple[int, ...]
-
-    @property
-    def chips(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def chips_per_host_bounds(self) -> tuple[int, int, int] | None:
-        """How many chips a host has along x, y, z, where libtpu's default of 2x2x1 cannot be."""
-        x, y = self.shape[:2]
-        return (math.gcd(x, 2), math.gcd(y, 2), 1) if 1 in (x, y) else None
-
-
 def available_platform() -> Platform:
     """Return ``tpu`` where the TPU compiler can run on this machine, else ``cpu``."""
     return "tpu" if _missing_libtpu() is None else "cpu"
+
+
+def check_can_compile(platform: Platform) -> None:
+    """Refuse a platform that this machine has no compiler for.
+
+    Raises:
+        UsageError: says why, and what to do.
+    """
+    missing = _missing_libtpu() if platform == "tpu" else None
+    if missing is not None:
+        raise missing
 
 
 def default_jobs() -> int:
@@ -132,44 +103,6 @@ def default_jobs() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def parse_tpu_topology(text: str) -> TpuTopology:
-    """Read ``VERSION:SHAPE``; which versions and shapes there are is libtpu's to know.
-
-    Raises:
-        UsageError: for anything else; for the name of a Cloud TPU accelerator type, such as
-            ``v5p-8``, the hint says the topology it stands for.
-    """
-    version, colon, shape = text.partition(":")
-    sizes = shape.split("x")
-    if not (
-        colon
-        and version.isascii()
-        and version.isalnum()
-        and version == version.lower()
-        and 2 <= len(sizes) <= 3
-        and all(_is_size(size) for size in sizes)
-    ):
-        raise UsageError(f"{text!r} is no TPU topology", hint=_topology_hint(text))
-    topology = TpuTopology(version, tuple(int(size) for size in sizes))
-    if topology.chips > MOST_TPU_CHIPS:
-        raise UsageError(f"{text} has {topology.chips:,} chips, more than any TPU pod")
-    return topology
-
-
-def parse_cpu_devices(text: str) -> int:
-    """Read the topology of the platform cpu: the number of devices.
-
-    Raises:
-        UsageError: where it is no number from 1 to ``MOST_CPU_DEVICES``.
-    """
-    if not _is_size(text) or int(text) > MOST_CPU_DEVICES:
-        raise UsageError(
-            f"{text!r} is no number of CPU devices",
-            hint=f"the topology of the platform cpu is a number from 1 to {MOST_CPU_DEVICES}",
-        )
-    return int(text)
 
 
 def compile_programs(
@@ -214,7 +147,7 @@ def compile_programs(
         if on_done is not None:
             on_done(lowerings[index], outcome)
 
-    with _ended_by_signals(), _workspace(into) as workspace:
+    with ended_by_signals(), _workspace(into) as workspace:
         tasks = []
         for index, lowering in enumerate(lowerings):
             try:
@@ -233,7 +166,7 @@ def compile_programs(
                 done(index, outcome)
             crew.wait()
         finally:
-            with _signals_ignored():
+            with signals_ignored():
                 crew.kill()
     return [outcomes[index] for index in range(len(lowerings))]
 
@@ -343,7 +276,7 @@ class _Crew:
         while self._waiting and len(self._workers) < self._jobs:
             task = self._waiting[0]
             # Started and on the list, or not at all: else an interrupt would leave it running.
-            with _signals_held():
+            with signals_held():
                 worker = self._start(task.bench)
                 self._workers.append(worker)
             self._selector.register(worker.results, selectors.EVENT_READ, worker)
@@ -508,14 +441,17 @@ def compile_environment(lowering: Lowering) -> dict[str, str | None]:
     A program under other ones is another program to the cache.
     """
     where = lowering.build.rpartition(":")[0]
-    found_in = str(Path(where).resolve()) if where.endswith(".py") else str(Path(__file__).parent)
+    if where.endswith(".py"):
+        found_in = Path(where).resolve()
+    else:
+        found_in = Path(__file__).parent if is_ours(where) else Path.cwd()
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "hlo-audit")}
     settings = {
         name: value
         for name, value in worker_environment(os.environ, Path(), None).items()
         if name.startswith(("JAX_", "XLA_")) or name in ("TPU_LIBRARY_PATH", "PYTHONPATH")
     }
-    return {"python": platform.python_version(), "found_in": found_in, **versions, **settings}
+    return {"python": platform.python_version(), "found_in": str(found_in), **versions, **settings}
 
 
 def _version(distribution: str) -> str | None:
@@ -566,9 +502,7 @@ _DROPPED = frozenset(
     }
 )
 
-_WORKER_SETTINGS = {
-    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a hit would write no dump
-    "JAX_PLATFORMS": "cpu",
+LIBTPU_SETTINGS = {
     # Without it a second libtpu on this machine aborts.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     # libtpu asks the cloud what machine this is, and complains at length, unless it is told.
@@ -576,6 +510,13 @@ _WORKER_SETTINGS = {
     "TPU_ACCELERATOR_TYPE": "v5p-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_MIN_LOG_LEVEL": "3",
+}
+"""What lets libtpu compile on a machine that has no TPU, several processes side by side."""
+
+_WORKER_SETTINGS = {
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # a hit would write no dump
+    "JAX_PLATFORMS": "cpu",
+    **LIBTPU_SETTINGS,
     # What was printed before a crash is in the log.
     "PYTHONUNBUFFERED": "1",
 }
@@ -588,13 +529,11 @@ def _task(index: int, lowering: Lowering, workspace: Path) -> _Task:
     bounds, cpu_devices = None, None
     if lowering.platform == "tpu":
         bounds = parse_tpu_topology(lowering.topology).chips_per_host_bounds
-        missing = _missing_libtpu()
-        if missing is not None:
-            raise missing
+        check_can_compile("tpu")
     else:
         cpu_devices = parse_cpu_devices(lowering.topology)
     code = lowering.build.rpartition(":")[0]
-    bench = _Bench(cpu_devices, "" if code.startswith("hlo_audit.models.") else code)
+    bench = _Bench(cpu_devices, "" if is_ours(code) else code)
     dump_to = workspace / f"program-{index}"
     dump_to.mkdir()
     return _Task(index, bench, Job(lowering, dump_to, bounds))
@@ -611,34 +550,6 @@ def _missing_libtpu() -> UsageError | None:
             hint='pip install "jax[tpu]", or take the platform cpu',
         )
     return None
-
-
-def _topology_hint(text: str) -> str:
-    name, _, count = text.lower().partition("-")
-    per_chip = _CORES_COUNTED_PER_CHIP.get(name)
-    if per_chip is None or not _is_size(count):
-        return "write VERSION:SHAPE, such as v5p:2x2x1 or v6e:2x4"
-    counts = "TensorCores, two a chip" if per_chip == 2 else "chips"
-    start = f"{text} is a Cloud TPU accelerator type, which counts {counts}"
-    shape = _usual_shape(int(count) // per_chip, three=name in _THREE_DIMENSIONAL)
-    version = {"v5litepod": "v5e"}.get(name, name)
-    return f"{start}: write {version}:{shape}" if shape else f"{start}: write VERSION:SHAPE"
-
-
-def _usual_shape(chips: int, *, three: bool) -> str | None:
-    """Return the shape that Cloud TPU gives a slice of so many chips, where it is a power of 2."""
-    power = chips.bit_length() - 1
-    if chips < 1 or chips != 1 << power:
-        return None
-    if not three or power <= 2:
-        sizes = [1 << power // 2, 1 << (power + 1) // 2] + [1] * three
-    else:
-        sizes = [1 << (power + extra) // 3 for extra in range(3)]
-    return "x".join(map(str, sizes))
-
-
-def _is_size(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and not text.startswith("0")
 
 
 def _folder_name(lowering: Lowering) -> str:
@@ -667,7 +578,7 @@ def _move_in(folder: Path, wanted: Path) -> Path:
 
 def _error_from_json(data: Mapping[str, Any]) -> HloAuditError:
     kind = _ERROR_KINDS.get(data["kind"], HloAuditError)
-    return kind(data["message"], hint=data["hint"])
+    return kind(data["message"], hint=data["hint"], log=tuple(data["log"]))
 
 
 def _end(worker: _Worker) -> None:
@@ -739,62 +650,5 @@ def _workspace(into: Path) -> Iterator[Path]:
     try:
         yield Path(workspace.name)
     finally:
-        with _signals_ignored():
+        with signals_ignored():
             workspace.cleanup()
-
-
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let a signal that would end this process at once unwind it instead, so that it cleans up."""
-
-    def unwind(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    ours = {n: unwind for n in _ENDING_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
-    with _signal_handlers(ours):
-        yield
-
-
-@contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Let an impatient second signal not break off the cleaning up."""
-    with _signal_handlers(dict.fromkeys(_ENDING_SIGNALS, signal.SIG_IGN)):
-        yield
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let a signal take effect at the end."""
-    held: list[int] = []
-
-    def hold(number: int, _frame: object) -> None:
-        held.append(number)
-
-    try:
-        with _signal_handlers(dict.fromkeys(_ENDING_SIGNALS, hold)):
-            yield
-    finally:
-        for number in held[:1]:
-            signal.raise_signal(number)
-
-
-@contextlib.contextmanager
-def _signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    # Python allows it in the main thread only, where it also runs the handlers.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # One that is ignored stays so; one that is handled outside of Python cannot be put back.
-    before = {
-        number: signal.signal(number, handler)
-        for number, handler in handlers.items()
-        if signal.getsignal(number) not in (signal.SIG_IGN, None)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -20,11 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, NoReturn, cast
 
 from hlo_audit.errors import DumpError
 from hlo_audit.hlo import Memo, Module, parse_module
 from hlo_audit.manifest import Manifest, read_manifest
+
+if TYPE_CHECKING:
+    import pandas
 
 Platform = Literal["tpu", "cpu", "gpu"]
 
@@ -183,6 +186,32 @@ class Dump:
     folder: Path
     modules: tuple[ModuleDump, ...]
     manifest: Manifest | None
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each snapshot: its module, stage and pass, and its file.
+
+        Raises:
+            ImportError: where pandas is not installed.
+        """
+        import pandas
+
+        rows = [
+            {
+                "module": module.name,
+                "platform": module.platform,
+                "stage": snapshot.stage,
+                "number": snapshot.number,
+                "pass": snapshot.label if snapshot.stage == "pass" else None,
+                "file": snapshot.path.name,
+            }
+            for module in self.modules
+            for snapshot in module.snapshots
+        ]
+        columns = ["module", "platform", "stage", "number", "pass", "file"]
+        return pandas.DataFrame(rows, columns=columns).astype({"number": "Int64"})
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(max_rows=40))
 
 
 def read_dump(folder: Path) -> Dump:

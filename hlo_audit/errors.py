@@ -15,6 +15,7 @@ class HloAuditError(Exception):
     Attributes:
         message: what is wrong, one sentence without a full stop.
         hint: what to do about it, or ``None``.
+        log: lines to show below it, such as the last that the compiler wrote; most often empty.
         exit_code: the exit code of the command line for it.
         kind: the word for it in JSON (``error.kind``).
     """
@@ -22,17 +23,19 @@ class HloAuditError(Exception):
     exit_code = 2
     kind = "input"
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, log: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.log = log
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
 class UsageError(HloAuditError):
-    """A name, setting, flag or option that does not exist or does not fit."""
+    """A name, setting, flag or option that does not exist or does not fit; a user's program that
+    cannot be built, whose ``log`` holds the lines of the user's own that led there."""
 
     kind = "usage"
 
@@ -102,18 +105,11 @@ class InternalError(HloAuditError):
 
 
 class CompileError(HloAuditError):
-    """A compile that failed, crashed or ran out of time.
-
-    Attributes:
-        log: the last lines that the compiler wrote, oldest first; may be empty.
-    """
+    """A compile that failed, crashed or ran out of time; ``log`` holds the last lines that the
+    compiler wrote, oldest first."""
 
     exit_code = 3
     kind = "compile"
-
-    def __init__(self, message: str, *, hint: str | None = None, log: tuple[str, ...] = ()) -> None:
-        super().__init__(message, hint=hint)
-        self.log = log
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.cache import Cache
 from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome
 from hlo_audit.errors import HloAuditError, UsageError, unknown_name
@@ -28,6 +27,7 @@ from hlo_audit.program import (
     Subject,
     find_subjects,
 )
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.rule import Agreement, Finding, LayoutFix, Rule
 from hlo_audit.run import audit_subjects
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from hlo_audit.audit import ProgramAudit
+from hlo_audit.program_audit import ProgramAudit
 
 REFERENCE_FILE = "reference_counts.json"
 """The counts that the reference models are held against; part of the package."""

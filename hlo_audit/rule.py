@@ -16,6 +16,8 @@ from hlo_audit.hlo.loops import executions
 Severity = Literal["warning", "note"]
 """``warning``: a fault that costs time. ``note``: a number to watch, or what the user asked for."""
 
+_TRACERS = ("hlo_audit/compile_worker.py", "hlo_audit/live.py")
+
 MOST_FRAMES = 10
 """How many callers of its line a finding keeps: enough to leave the layers that all code shares."""
 
@@ -223,8 +225,8 @@ class Rule:
 
 
 def _is_of_the_program(frame: SourceLocation | None) -> bool:
-    """Whether a frame belongs to what was traced, not to the worker of ours that traced it."""
-    return frame is not None and not frame.file.endswith("hlo_audit/compile_worker.py")
+    """Whether a frame belongs to what was traced, not to the code of ours that traced it."""
+    return frame is not None and not frame.file.endswith(_TRACERS)
 
 
 class Context:

@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hlo_audit.audit import (
+from hlo_audit.cache import Cache
+from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
+from hlo_audit.errors import HloAuditError, RefusedReshapeError
+from hlo_audit.program import Lowering, Recorded, Subject
+from hlo_audit.program_audit import (
     ProgramAudit,
     RuleOptions,
     audit_lowered,
@@ -15,10 +19,6 @@ from hlo_audit.audit import (
     audit_refused,
     described_by,
 )
-from hlo_audit.cache import Cache
-from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
-from hlo_audit.errors import HloAuditError, RefusedReshapeError
-from hlo_audit.program import Lowering, Recorded, Subject
 from hlo_audit.rule import Rule
 
 

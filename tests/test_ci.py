@@ -405,7 +405,7 @@ def test_completion_imports_no_jax() -> None:
 
 
 def test_every_completed_topology_can_be_compiled_for() -> None:
-    from hlo_audit.compiler import parse_tpu_topology
+    from hlo_audit.topology import parse_tpu_topology
 
     for name in completion.topologies():
         parse_tpu_topology(name)

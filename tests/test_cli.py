@@ -79,7 +79,7 @@ def test_json_follows_its_schema(explicit_dump: Path) -> None:
     assert program["platform"] == "tpu"
     assert program["mode"] is None
     assert program["module"] == "jit_step"
-    assert report["gate"] == {"passed": True, "held": 0, "violations": []}
+    assert (report["gate"]["passed"], report["gate"]["held"]) == (True, 0)
 
 
 def test_the_schema_refuses_a_count_without_a_number() -> None:

@@ -24,6 +24,7 @@ from hlo_audit.compiler import Compiled, Outcome, compile_programs
 from hlo_audit.errors import CompileError, DumpError, HloAuditError, UsageError
 from hlo_audit.manifest import MANIFEST_NAME, Manifest, read_manifest, write_manifest
 from hlo_audit.program import Lowering, Mode
+from hlo_audit.topology import parse_cpu_devices, parse_tpu_topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.oldest_jax]
 
@@ -340,7 +341,7 @@ def test_only_truth_values_are_not_given_as_text(text: str, value: str | bool) -
     ("text", "chips"), [("v5p:2x2x1", 4), ("v6e:8x16", 128), ("tpu7x:4x4x4", 64), ("v5e:1x1", 1)]
 )
 def test_a_tpu_topology_is_read(text: str, chips: int) -> None:
-    topology = compiler.parse_tpu_topology(text)
+    topology = parse_tpu_topology(text)
     assert topology.chips == chips
     assert f"{topology.version}:{'x'.join(map(str, topology.shape))}" == text
 
@@ -368,7 +369,7 @@ def test_a_tpu_topology_is_read(text: str, chips: int) -> None:
 )
 def test_what_is_no_tpu_topology_never_reaches_libtpu(text: str) -> None:
     with pytest.raises(UsageError):
-        compiler.parse_tpu_topology(text)
+        parse_tpu_topology(text)
 
 
 @pytest.mark.parametrize(
@@ -392,20 +393,20 @@ def test_what_is_no_tpu_topology_never_reaches_libtpu(text: str) -> None:
 )
 def test_a_cloud_accelerator_type_is_translated(accelerator: str, topology: str) -> None:
     with pytest.raises(UsageError) as raised:
-        compiler.parse_tpu_topology(accelerator)
+        parse_tpu_topology(accelerator)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"write {topology}")
 
 
 def test_a_cloud_accelerator_type_of_no_usual_shape_is_explained() -> None:
     with pytest.raises(UsageError, match="two a chip: write VERSION:SHAPE"):
-        compiler.parse_tpu_topology("v5p-24")
+        parse_tpu_topology("v5p-24")
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "2.5", "1x4", "100000"])
 def test_what_is_no_number_of_devices_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        compiler.parse_cpu_devices(text)
+        parse_cpu_devices(text)
 
 
 @pytest.mark.parametrize(
@@ -479,7 +480,7 @@ RAISES_LINE = next(
         (2, "faulty.py:returns_no_pair does not return a jitted function", "jax.ShapeDtypeStruct"),
         (3, "the program raised SystemExit: no TPU here", None),
         (4, "faulty.py is called 'helthy'", "did you mean 'healthy'?"),
-        (7, "unexpected keyword argument 'columns'", None),
+        (7, "faulty.py:healthy is called 'columns'", "one of: rows"),
         (8, "the program raised ShardingTypeError: This reshape is not supported", "reshard"),
         (9, "the program raised AttributeError", "build arguments as jax.ShapeDtypeStruct"),
     ],

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from hlo_audit.audit import audit_recorded
 from hlo_audit.errors import DumpError, InternalError
 from hlo_audit.hlo import Module
 from hlo_audit.manifest import Manifest, read_manifest
+from hlo_audit.program_audit import audit_recorded
 from hlo_audit.rule import Context, Finding
 from hlo_audit.rules import ALL_RULES
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hlo_audit.audit import audit_refused
 from hlo_audit.errors import RefusedReshapeError
 from hlo_audit.program import Lowering
+from hlo_audit.program_audit import audit_refused
 from hlo_audit.rules import ALL_RULES
 
 
@@ -37,9 +37,7 @@ LOWERING = Lowering(
         ("float32[2,16,4,64@tensor]", (8192,)),
     ],
 )
-def test_a_merge_of_a_later_sharded_axis_is_a_finding(
-    operand: str, sizes: tuple[int, ...]
-) -> None:
+def test_a_merge_of_a_later_sharded_axis_is_a_finding(operand: str, sizes: tuple[int, ...]) -> None:
     audit = audit_refused(LOWERING, refusal(operand, sizes), ALL_RULES)
     assert audit.error is None
     assert audit.counts == {"HLA001": None, "HLA002": None, "HLA003": None, "HLA004": None} | {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hlo_audit.audit import ProgramAudit, audit_recorded
 from hlo_audit.dump import read_dump
 from hlo_audit.hlo import Module
+from hlo_audit.program_audit import ProgramAudit, audit_recorded
 from hlo_audit.rules import ALL_RULES
 from hlo_audit.rules.missed_reduce_scatter import is_reduce_scatter
 

@@ -54,16 +54,22 @@ class FrameTables:
             seen.add(frame_id)
             frame = self.stack_frames[frame_id]
             location = self.locations.get(frame.get("file_location_id", 0), {})
-            stack.append(
-                SourceLocation(
-                    self.files.get(location.get("file_name_id", 0), ""),
-                    location.get("line", 0),
-                    self.functions.get(location.get("function_name_id", 0), ""),
-                )
-            )
+            stack.append(self._line(location))
             # XLA prints the parent's id one too high, so that 1 stands for "no parent".
             frame_id = frame.get("parent_frame_id", 0) - 1
         return tuple(stack)
+
+    @property
+    def lines(self) -> frozenset[SourceLocation]:
+        """Every line that the tables hold."""
+        return frozenset(self._line(location) for location in self.locations.values())
+
+    def _line(self, location: dict[str, int]) -> SourceLocation:
+        return SourceLocation(
+            self.files.get(location.get("file_name_id", 0), ""),
+            location.get("line", 0),
+            self.functions.get(location.get("function_name_id", 0), ""),
+        )
 
 
 def _names(text: str) -> dict[int, str]:

@@ -12,13 +12,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo import attributes as read
 from hlo_audit.hlo.attributes import Metadata, Sharding
 from hlo_audit.hlo.frames import FrameTables, SourceLocation
 from hlo_audit.hlo.shape import Shape, parse_shape
+
+if TYPE_CHECKING:
+    import pandas
 
 # The compiler's marker for a cost that it does not know is close to the largest int64.
 _UNKNOWN_CYCLES = 1e18
@@ -463,6 +466,26 @@ class Module:
         """The innermost line that traced ``instruction``."""
         return next(iter(self.frames(instruction)), None)
 
+    # -- for notebooks
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each instruction: what it is, what it reads, what it costs, where it is from.
+
+        Raises:
+            ImportError: where pandas is not installed.
+        """
+        from hlo_audit.hlo.frame import instructions_frame
+
+        return instructions_frame(self)
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(max_rows=40, max_cols=20))
+
     @cached_property
     def _frames(self) -> FrameTables:
         return FrameTables.parse(self.frame_tables)
+
+    @property
+    def traced_lines(self) -> frozenset[SourceLocation]:
+        """Every line in the source tables; empty for a module without them."""
+        return self._frames.lines

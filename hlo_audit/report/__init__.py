@@ -6,10 +6,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.errors import EXIT_GATE_FAILED
 from hlo_audit.gate import Gate
+from hlo_audit.rule import Finding
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Group
+from hlo_audit.program_audit import ProgramAudit
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,58 @@ class Report:
         """Of the command: that of the gravest error, else 1 where the gate fails, else 0."""
         errors = [audit.error.exit_code for audit in self.programs if audit.error is not None]
         return max(errors, default=0 if self.gate.passed else EXIT_GATE_FAILED)
+
+    # -- for notebooks and scripts
+
+    @property
+    def counts(self) -> dict[str, int | None]:
+        """Findings by rule code, notes too, summed over the programs; ``None`` where one of them
+        could not be counted."""
+        counts: dict[str, int | None] = {}
+        for audit in self.programs:
+            for code, count in audit.counts.items():
+                before = counts.get(code, 0)
+                known = audit.error is None and count is not None and before is not None
+                counts[code] = before + count if known else None  # type: ignore[operator]  # known
+        return counts
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of all programs, in their order."""
+        return tuple(finding for audit in self.programs for finding in audit.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, by the JSON schema that ``--format json`` writes."""
+        from hlo_audit.report.json import to_json
+
+        return to_json(self)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each finding: where it is, what it costs, and the line it comes from.
+
+        Raises:
+            ImportError: where pandas is not installed.
+        """
+        from hlo_audit.report.frame import findings_frame
+
+        return findings_frame(self)
+
+    def __str__(self) -> str:
+        from hlo_audit.report.formats import as_text
+
+        return as_text(self)
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
+
+        from hlo_audit.report.text import report_blocks
+
+        return Group(*report_blocks(self))
+
+    def _repr_html_(self) -> str:
+        from hlo_audit.report.notebook import report_html
+
+        return report_html(self)
 
 
 def environment() -> dict[str, str | None]:

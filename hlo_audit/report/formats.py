@@ -127,14 +127,7 @@ def render(
     """
     match format_:
         case "text":
-            from rich.console import Console
-
-            from hlo_audit.report.text import print_report
-
-            console = Console(file=io.StringIO(), width=100, highlight=False)
-            with console.capture() as capture:
-                print_report(console, report, show_all=show_all)
-            return capture.get()
+            return as_text(report, show_all=show_all)
         case "json":
             from hlo_audit.report.json import render_json
 
@@ -155,3 +148,15 @@ def render(
             from hlo_audit.report.github import render_github
 
             return render_github(report, repository, show_all=show_all)
+
+
+def as_text(report: Report, *, show_all: bool = False) -> str:
+    """The report as it stands on a terminal of 100 columns, without colours."""
+    from rich.console import Console
+
+    from hlo_audit.report.text import print_report
+
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    with console.capture() as capture:
+        print_report(console, report, show_all=show_all)
+    return capture.get()

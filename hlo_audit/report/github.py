@@ -33,7 +33,7 @@ def render_github(report: Report, repository: Repository, *, show_all: bool = Fa
         show_all: lists notes too.
     """
     commands: dict[Kind, list[tuple[str, int]]] = {"error": [], "warning": [], "notice": []}
-    failed = bool(report.gate.violations or not_audited(report))
+    failed = bool(not report.gate.passed or not_audited(report))
     commands["error" if failed else "notice"].append((_verdict(report), 0))
     for audit in report.programs:
         if audit.error is not None:
@@ -66,11 +66,15 @@ def _within_limits(commands: dict[Kind, list[tuple[str, int]]]) -> Iterator[str]
 
 def _verdict(report: Report) -> str:
     failed = not_audited(report)
-    kind: Kind = "error" if report.gate.violations or failed else "notice"
+    kind: Kind = "error" if not report.gate.passed or failed else "notice"
     violations = [plain(violation.message) for violation in report.gate.violations]
     lines = violations[:_MOST_VIOLATIONS]
     if len(violations) > len(lines):
         lines.append(f"and {len(violations) - len(lines)} more")
+    notices = sorted(report.gate.notices, key=lambda notice: not notice.fails)
+    lines += [plain(notice.message) for notice in notices[:_MOST_VIOLATIONS]]
+    if len(notices) > _MOST_VIOLATIONS:
+        lines.append(f"and {len(notices) - _MOST_VIOLATIONS} more to note")
     lines = [*lines, *([failed] if failed else [])]
     if not lines:
         return _command(kind, "hlo-audit", [headline(report)])

@@ -10,8 +10,8 @@ from json import dumps
 from typing import Any
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.gate import Gate
+from hlo_audit.program_audit import ProgramAudit, Suppressed
 from hlo_audit.report import Report
 from hlo_audit.rule import Finding
 
@@ -41,6 +41,7 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
         "layout": audit.layout,
         "platform": audit.platform,
         "topology": audit.topology,
+        "mesh": dict(audit.mesh),
         "settings": dict(audit.settings),
         "xla_flags": dict(audit.xla_flags),
         "versions": dict(audit.versions),
@@ -52,7 +53,7 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
                 "kind": audit.error.kind,
                 "message": audit.error.message,
                 "hint": audit.error.hint,
-                "log": list(getattr(audit.error, "log", ())),
+                "log": list(audit.error.log),
             },
         }
     return {
@@ -64,7 +65,10 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
         "bytes": audit.bytes,
         "skipped": dict(audit.skipped),
         "cost": _cost(audit),
-        "findings": [_finding(audit, finding) for finding in audit.findings],
+        "findings": [
+            *(_finding(audit, finding) for finding in audit.findings),
+            *(_finding(audit, one.finding, one) for one in audit.suppressed),
+        ],
     }
 
 
@@ -77,7 +81,9 @@ def _cost(audit: ProgramAudit) -> Mapping[str, int] | None:
     }
 
 
-def _finding(audit: ProgramAudit, finding: Finding) -> dict[str, Any]:
+def _finding(
+    audit: ProgramAudit, finding: Finding, suppressed: Suppressed | None = None
+) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "slug": finding.slug,
@@ -96,6 +102,8 @@ def _finding(audit: ProgramAudit, finding: Finding) -> dict[str, Any]:
         "stack": [frame._asdict() for frame in finding.stack],
         "fixes": list(audit.fixes_of(finding)),
         "fingerprint": finding.fingerprint,
+        "suppressed": suppressed
+        and {"by": suppressed.by, "reason": suppressed.reason, "where": suppressed.where},
     }
 
 
@@ -104,6 +112,8 @@ def gate_to_json(gate: Gate) -> dict[str, Any]:
     return {
         "passed": gate.passed,
         "held": gate.held,
+        "against": gate.against,
+        "baseline": gate.baseline or None,
         "violations": [
             {
                 "program": violation.program,
@@ -111,9 +121,21 @@ def gate_to_json(gate: Gate) -> dict[str, Any]:
                 "limit": violation.limit,
                 "count": violation.count,
                 "against": violation.against,
+                "unit": violation.unit,
+                "new": list(violation.new),
+                "gone": violation.gone,
                 "message": violation.message,
             }
             for violation in gate.violations
         ],
-        "notes": list(gate.notes),
+        "notices": [
+            {
+                "kind": notice.kind,
+                "program": notice.program or None,
+                "rule": notice.rule or None,
+                "fails": notice.fails,
+                "message": notice.message,
+            }
+            for notice in gate.notices
+        ],
     }

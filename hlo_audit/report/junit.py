@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.errors import HloAuditError
-from hlo_audit.gate import Violation
+from hlo_audit.gate import Notice, Violation
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.listed import Listed, listed
 from hlo_audit.report.sources import Repository
@@ -41,11 +41,28 @@ def render_junit(report: Report, repository: Repository, *, show_all: bool = Fal
         suites.append(suite)
         for name in totals:
             totals[name] += int(suite.get(name, "0"))
+    failing = [notice for notice in report.gate.notices if notice.fails]
+    if failing:
+        suites.append(_gate_suite(failing))
+        totals["tests"] += len(failing)
+        totals["failures"] += len(failing)
     for name, total in totals.items():
         suites.set(name, str(total))
     indent(suites)
     text: str = tostring(suites, encoding="unicode")
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
+
+
+def _gate_suite(notices: Sequence[Notice]) -> Element:
+    """What the strict gate fails beside the programs."""
+    count = str(len(notices))
+    suite = Element("testsuite", name="gate", tests=count, failures=count, errors="0", skipped="0")
+    for number, notice in enumerate(notices, start=1):
+        name = _text(f"{number} {notice.kind} {notice.program} {notice.rule}".strip())
+        case = SubElement(suite, "testcase", classname="gate", name=name)
+        failure = SubElement(case, "failure", type=notice.kind, message=_text(notice.message))
+        failure.text = _text(notice.message)
+    return suite
 
 
 def _suite(
@@ -73,7 +90,7 @@ def _suite(
         _error_case(suite, audit.label, audit.error)
     for rule in audit.rules:
         if audit.error is None:
-            broken = next((v for v in violations if v.rule == rule.code), None)
+            broken = [v for v in violations if v.rule == rule.code]
             mine = [entry for entry in entries if entry.finding.rule == rule.code]
             _rule_case(suite, audit, rule, broken, mine, repository)
     cases = suite.findall("testcase")
@@ -93,7 +110,7 @@ def _rule_case(
     suite: Element,
     audit: ProgramAudit,
     rule: Rule,
-    broken: Violation | None,
+    broken: Sequence[Violation],
     entries: Sequence[Listed],
     repository: Repository,
 ) -> None:
@@ -101,9 +118,10 @@ def _rule_case(
         suite, "testcase", classname=_text(audit.label), name=f"{rule.code} {rule.slug}"
     )
     findings = "\n".join(_findings(entries, repository))
-    if broken is not None:
-        failure = SubElement(case, "failure", type=broken.against, message=_text(broken.message))
-        failure.text = findings or _text(broken.message)
+    if broken:
+        message = _text("; ".join(violation.message for violation in broken))
+        failure = SubElement(case, "failure", type=broken[0].against, message=message)
+        failure.text = findings or message
     elif rule.code in audit.skipped:
         SubElement(case, "skipped", message=_text(audit.skipped[rule.code]))
     elif findings:

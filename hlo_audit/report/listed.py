@@ -5,11 +5,12 @@ Every format but JSON, which holds all findings, lists the same ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hlo_audit.audit import ProgramAudit
+from hlo_audit.program_audit import ProgramAudit, Suppressed
 from hlo_audit.report import Report
 from hlo_audit.report.wording import cost_of
 from hlo_audit.rule import Finding
@@ -24,12 +25,15 @@ class Listed:
     """A finding of a program.
 
     Attributes:
-        breaks_gate: whether it is one of more findings of its rule than the gate allows.
+        breaks_gate: whether it is one of more findings of its rule than the gate allows, or one
+            that the baseline does not have.
+        suppressed: by what, if it is.
     """
 
     audit: ProgramAudit
     finding: Finding
     breaks_gate: bool
+    suppressed: Suppressed | None = None
 
     @property
     def level(self) -> Level:
@@ -40,20 +44,43 @@ class Listed:
 def listed(report: Report, *, show_all: bool = False) -> list[Listed]:
     """What fails the gate, then warnings, then notes; of each the most costly first.
 
-    Notes are left out unless ``show_all``, or where they fail the gate.
+    Notes are left out unless ``show_all``, or where they fail the gate; what is suppressed is left
+    out.
     """
-    broken = {
-        (violation.program, violation.rule)
-        for violation in report.gate.violations
-        if violation.count is not None and violation.count > violation.limit
-    }
-    entries = [
-        Listed(audit, finding, (audit.label, finding.rule) in broken)
-        for audit in report.programs
-        for finding in audit.findings
-    ]
+    entries = []
+    for audit in report.programs:
+        breaking = breaking_findings(audit, report)
+        entries += [Listed(audit, one, id(one) in breaking) for one in audit.findings]
     chosen = [entry for entry in entries if show_all or entry.level != "note"]
     return sorted(chosen, key=_order)
+
+
+def breaking_findings(audit: ProgramAudit, report: Report) -> frozenset[int]:
+    """The ``id`` of each finding of a program that fails the gate: all of a rule that has more than
+    is allowed; against a baseline, those that are new."""
+    mine = [one for one in report.gate.violations if one.program == audit.label]
+    over = {
+        one.rule
+        for one in mine
+        if one.against != "baseline" and one.count is not None and one.count > one.limit
+    }
+    new = Counter((one.rule, fingerprint) for one in mine for fingerprint in one.new)
+    breaking = set()
+    for finding in sorted(audit.findings, key=cost_of, reverse=True):
+        name = (finding.rule, finding.fingerprint) if new else ("", "")
+        if finding.rule in over or new[name] > 0:
+            breaking.add(id(finding))
+        new[name] -= 1
+    return frozenset(breaking)
+
+
+def suppressed(report: Report) -> list[Listed]:
+    """What somebody has given a reason to leave, by program."""
+    return [
+        Listed(audit, one.finding, False, one)
+        for audit in report.programs
+        for one in audit.suppressed
+    ]
 
 
 def _order(entry: Listed) -> tuple[int, int, int]:

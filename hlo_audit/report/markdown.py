@@ -11,12 +11,21 @@ from collections.abc import Sequence
 from string import ascii_letters, digits
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.gate import Violation
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.listed import Listed, alike, listed, offered_fixes
 from hlo_audit.report.sources import Repository
-from hlo_audit.report.wording import clip, format_cost, headline, not_audited, plain
+from hlo_audit.report.wording import (
+    clip,
+    format_cost,
+    format_difference,
+    format_limit,
+    headline,
+    not_audited,
+    plain,
+    suppressed_said,
+)
 from hlo_audit.rule import Rule
 
 MARKER = "<!-- hlo-audit -->"
@@ -45,7 +54,13 @@ def render_markdown(
     """
     text = _Limited(most_bytes - _ROOM_FOR_END)
     text.add(_opening(report))
-    for table in (_violations(report.gate.violations, report), _failed(report), _counts(report)):
+    tables = (
+        _violations(report.gate.violations, report),
+        _notices(report),
+        _failed(report),
+        _counts(report),
+    )
+    for table in tables:
         text.add_lines(table, "\nMore rows did not fit.\n")
     entries = listed(report, show_all=show_all)
     left_out = 0
@@ -137,14 +152,25 @@ def _violations(violations: Sequence[Violation], report: Report) -> list[str]:
         (
             cell(violation.program),
             f"{violation.rule} {slugs.get(violation.rule, '')}".strip(),
-            f"at most {violation.limit}" if violation.against == "budget" else str(violation.limit),
-            "not counted" if violation.count is None else str(violation.count),
-            "" if violation.count is None else f"{violation.count - violation.limit:+d}",
+            ("at most " if violation.against == "budget" else "")
+            + format_limit(violation, violation.limit),
+            format_limit(violation, violation.count),
+            format_difference(violation),
         )
         for violation in violations
     ]
-    known = "allowed" if report.gate.against == "budget" else "reference"
+    known = "allowed" if report.gate.against == "budget" else report.gate.against
     return _table(("program", "rule", known, "found", "difference"), rows, 2)
+
+
+def _notices(report: Report) -> list[str]:
+    lines = [
+        f"- {'**fails**: ' if notice.fails else ''}{span(notice.message)}\n"
+        for notice in report.gate.notices
+    ]
+    if suppressed := suppressed_said(report):
+        lines.append(f"- {suppressed}\n")
+    return ["\n", *lines] if lines else []
 
 
 def _failed(report: Report) -> list[str]:
@@ -176,7 +202,9 @@ def _counts(report: Report) -> list[str]:
 
 def _count(audit: ProgramAudit, rule: Rule) -> str:
     """All findings, as the gate counts them, and how many of them are notes."""
-    count = audit.counts.get(rule.code)
+    if rule.code not in audit.counts:
+        return "not applied"
+    count = audit.counts[rule.code]
     if count is None:
         return "not counted"
     notes = sum(f.rule == rule.code and f.severity == "note" for f in audit.findings)

@@ -21,7 +21,7 @@ from hlo_audit._version import __version__
 from hlo_audit.report import Report
 from hlo_audit.report.explanation import explanation
 from hlo_audit.report.json import gate_to_json
-from hlo_audit.report.listed import Listed, listed
+from hlo_audit.report.listed import Listed, listed, suppressed
 from hlo_audit.report.sources import DumpLines, Place, Repository
 from hlo_audit.report.wording import clip, format_cost, plain
 from hlo_audit.rule import Rule
@@ -55,7 +55,7 @@ def render_sarif(
         exit_code: of the command, where it is another than the report's.
         most_bytes: the most that it may take once compressed by gzip.
     """
-    entries = listed(report, show_all=show_all)
+    entries = [*listed(report, show_all=show_all), *suppressed(report)]
     code = report.exit_code if exit_code is None else exit_code
     lines = DumpLines()
     count = min(len(entries), MOST_RESULTS)
@@ -173,6 +173,13 @@ def _notifications(report: Report, codes: Sequence[str]) -> Iterator[dict[str, A
                 "message": _message(plain(f"{audit.label}: {code} was not counted: {reason}")),
             }
 
+    for notice in report.gate.notices:
+        yield {
+            "level": "error" if notice.fails else "note",
+            "descriptor": {"id": notice.kind},
+            "message": _message(plain(notice.message)),
+        }
+
 
 def _truncated(left_out: int) -> Iterator[dict[str, Any]]:
     if left_out:
@@ -215,6 +222,7 @@ def _result(
             for number, location in enumerate(related[: MOST_LOCATIONS - 1], start=1)
         ],
         "partialFingerprints": _fingerprints(entry, uri, seen),
+        **_suppressions(entry),
         "properties": _clipped(
             {
                 "program": audit.program,
@@ -235,6 +243,15 @@ def _result(
             }
         ),
     }
+
+
+def _suppressions(entry: Listed) -> dict[str, Any]:
+    """GitHub closes the alert of a suppressed result."""
+    if entry.suppressed is None:
+        return {}
+    kind = {"source": "inSource", "config": "external"}[entry.suppressed.by]
+    reason = clip(plain(entry.suppressed.reason), MOST_CHARACTERS)
+    return {"suppressions": [{"kind": kind, "status": "accepted", "justification": reason}]}
 
 
 def _message(text: str, rest: str = "") -> dict[str, str]:

@@ -17,12 +17,19 @@ from rich.table import Table
 from rich.text import Text
 
 from hlo_audit._version import __version__
-from hlo_audit.audit import ProgramAudit
 from hlo_audit.hlo import SourceLocation
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
-from hlo_audit.report.listed import offered_fixes
+from hlo_audit.report.listed import breaking_findings, offered_fixes
 from hlo_audit.report.sources import shown
-from hlo_audit.report.wording import cost_of, format_cost, headline, not_audited, plain
+from hlo_audit.report.wording import (
+    cost_of,
+    format_cost,
+    headline,
+    not_audited,
+    plain,
+    suppressed_said,
+)
 from hlo_audit.rule import Finding, Rule
 
 MOST_FINDINGS = 12
@@ -36,28 +43,34 @@ def print_report(console: Console, report: Report, *, show_all: bool = False) ->
 
     Notes are counted, but listed only if ``show_all`` or where they break a budget.
     """
-    console.print(_versions(report))
+    for block in report_blocks(report, show_all=show_all):
+        console.print(block)
+
+
+def report_blocks(report: Report, *, show_all: bool = False) -> Iterator[RenderableType]:
+    """What :func:`print_report` prints, one after the other."""
+    yield _versions(report)
     broken = {(violation.program, violation.rule) for violation in report.gate.violations}
+    new = {one.program for one in report.gate.violations if one.new}
     for subject, programs in groupby(report.programs, key=_subject):
         audits = list(programs)
-        console.print()
+        yield Text()
         title, _, settings = subject.partition("\n")
-        console.print(Text(title, style="bold", overflow="fold"))
+        yield Text(title, style="bold", overflow="fold")
         if settings:
-            console.print(Text(settings, style="dim"))
+            yield Text(settings, style="dim")
         audited = [audit for audit in audits if audit.error is None]
         if audited:
-            console.print(_counts_table(audited))
-            for line in _legend(audited):
-                console.print(line)
+            yield _counts_table(audited)
+            yield from _legend(audited)
         for audit in audits:
             codes = {rule for program, rule in broken if program == audit.label}
-            for block in _program(audit, show_all, codes):
-                console.print(block)
-    console.print()
+            ones = breaking_findings(audit, report) if audit.label in new else frozenset()
+            yield from _program(audit, show_all, codes, ones)
+    yield Text()
     if any(audit.findings for audit in report.programs):
-        console.print(Text("hlo-audit explain RULE says more of a rule and its fixes", style="dim"))
-    console.print(verdict(report))
+        yield Text("hlo-audit explain RULE says more of a rule and its fixes", style="dim")
+    yield verdict(report)
 
 
 class Indented:
@@ -81,10 +94,15 @@ class Indented:
 def verdict(report: Report) -> Text:
     """The last lines: whether the gate holds, and what was not audited."""
     gate = report.gate
-    style = "bold red" if gate.violations else "bold green" if gate.held else "dim"
+    style = "bold red" if not gate.passed else "bold green" if gate.held else "dim"
     lines = [Text(headline(report), style=style)]
     lines += [Text(f"  {plain(violation.message)}") for violation in gate.violations]
-    lines += [Text(f"  {plain(note)}", style="dim") for note in gate.notes]
+    lines += [
+        Text(f"  {plain(notice.message)}", style="" if notice.fails else "dim")
+        for notice in gate.notices
+    ]
+    if suppressed := suppressed_said(report):
+        lines.append(Text(suppressed, style="dim"))
     if rest := not_audited(report):
         lines.append(Text(rest, style="bold red"))
     return Text("\n").join(lines)
@@ -109,6 +127,9 @@ def _subject(audit: ProgramAudit) -> str:
     if audit.topology:
         on_cpu = audit.platform == "cpu"
         parts.append(f"{audit.topology} CPU devices" if on_cpu else audit.topology)
+    mesh = ",".join(f"{axis}={size}" for axis, size in audit.mesh.items())
+    if mesh and mesh in audit.variant:  # else it tells nothing apart
+        parts.append(f"mesh {mesh}")
     parts += [f"--xla-flag {name}={value}" for name, value in audit.xla_flags.items()]
     settings = "  ".join(f"{key}={value}" for key, value in audit.settings.items())
     return plain("  ".join(parts)) + (f"\n{plain(settings)}" if settings else "")
@@ -158,18 +179,20 @@ def _legend(audits: Sequence[ProgramAudit]) -> Iterator[RenderableType]:
 # -- the findings
 
 
-def _program(audit: ProgramAudit, show_all: bool, broken: set[str]) -> Iterator[RenderableType]:
+def _program(
+    audit: ProgramAudit, show_all: bool, broken: set[str], new: frozenset[int]
+) -> Iterator[RenderableType]:
     name = "/".join(part for part in (audit.mode, audit.layout) if part)
     if audit.error is not None:
         yield Text()
         yield Text(f"{plain(name or audit.label)}: {plain(str(audit.error))}", style="bold red")
-        for line in getattr(audit.error, "log", ()):
+        for line in audit.error.log:
             yield Text(f"  | {plain(line)}", style="dim")
         return
     blocks = [
         block
         for rule in audit.rules
-        for block in _rule(audit, rule, show_all, show_notes=rule.code in broken)
+        for block in _rule(audit, rule, show_all, new, show_notes=rule.code in broken)
     ]
     if blocks:
         yield Text()
@@ -179,7 +202,7 @@ def _program(audit: ProgramAudit, show_all: bool, broken: set[str]) -> Iterator[
 
 
 def _rule(
-    audit: ProgramAudit, rule: Rule, show_all: bool, *, show_notes: bool
+    audit: ProgramAudit, rule: Rule, show_all: bool, new: frozenset[int], *, show_notes: bool
 ) -> Iterator[RenderableType]:
     found = [finding for finding in audit.findings if finding.rule == rule.code]
     with_notes = show_all or show_notes
@@ -188,12 +211,19 @@ def _rule(
         return
     yield _heading(audit, rule, found)
     alike: dict[tuple[object, ...], list[Finding]] = {}
-    for finding in sorted(listed, key=cost_of, reverse=True):
-        identity = (finding.message, finding.source, finding.op_name, finding.executions)
+    # What is new first: the rest is there to compare it with.
+    for finding in sorted(listed, key=lambda f: (id(f) in new, cost_of(f)), reverse=True):
+        identity = (
+            id(finding) in new,
+            finding.message,
+            finding.source,
+            finding.op_name,
+            finding.executions,
+        )
         alike.setdefault(identity, []).append(finding)
     groups = list(alike.values())
     for group in groups if show_all else groups[:MOST_FINDINGS]:
-        yield from _finding(group)
+        yield from _finding(group, is_new=id(group[0]) in new)
     rest = sum(map(len, groups[MOST_FINDINGS:]))
     if rest and not show_all:
         yield Indented(Text(f"and {rest} more (--verbose lists all)", "dim"), 4)
@@ -210,12 +240,14 @@ def _heading(audit: ProgramAudit, rule: Rule, found: Sequence[Finding]) -> Inden
     return Indented(text, 2, hanging=2)
 
 
-def _finding(group: Sequence[Finding]) -> Iterator[RenderableType]:
+def _finding(group: Sequence[Finding], *, is_new: bool) -> Iterator[RenderableType]:
     """One entry for findings that differ in nothing but their instruction."""
     finding = group[0]
     color = "red" if finding.severity == "warning" else "dim"
     times = f"{len(group)} times: " if len(group) > 1 else ""
-    yield Indented(Text.assemble(("- ", color), times + plain(finding.message)), 4, hanging=2)
+    mark = ("new: ", "bold red") if is_new else ""
+    message = times + plain(finding.message)
+    yield Indented(Text.assemble(("- ", color), mark, message), 4, hanging=2)
     instructions = ", ".join(f"%{plain(one.instruction)}" for one in group[:4])
     more = f" and {len(group) - 4} more" if len(group) > 4 else ""
     facts = [f"{instructions}{more}", format_cost(group)]

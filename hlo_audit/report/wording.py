@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hlo_audit.gate import Violation
 from hlo_audit.report import Report
 from hlo_audit.rule import Finding
 
@@ -51,13 +52,44 @@ def format_cost(findings: Sequence[Finding]) -> str:
 def headline(report: Report) -> str:
     """The verdict in a few words; holds no name of a program."""
     gate = report.gate
-    if gate.violations:
+    if not gate.passed:
         return "gate failed"
     if gate.held:
         programs = "1 program" if gate.held == 1 else f"{gate.held} programs"
-        how = "within budget" if gate.against == "budget" else "as the reference counts"
-        return f"gate passed: {programs} {how}"
-    return "no gate: neither budget nor reference counts for this"
+        hows = {
+            "budget": "within budget",
+            "reference": "as the reference counts",
+            "baseline": "with nothing new against the baseline",
+        }
+        return f"gate passed: {programs} {hows[gate.against]}"
+    return "no gate: neither baseline, budget nor reference counts for this"
+
+
+def format_limit(violation: Violation, amount: int | None) -> str:
+    """A limit or a count of a violation, for a table."""
+    if amount is None:
+        return "not counted"
+    return format_bytes(amount) if violation.unit == "bytes" else str(amount)
+
+
+def format_difference(violation: Violation) -> str:
+    """By how much a violation is off, for a table; against a baseline what is new, and what is
+    gone."""
+    if violation.count is None:
+        return ""
+    if violation.against == "baseline":
+        gone = f", {violation.gone} gone" if violation.gone else ""
+        return f"{len(violation.new)} new{gone}"
+    difference = violation.count - violation.limit
+    if violation.unit == "bytes":
+        return f"{'+' if difference > 0 else '-'}{format_bytes(abs(difference))}"
+    return f"{difference:+d}"
+
+
+def suppressed_said(report: Report) -> str:
+    """How many findings are suppressed; ``""`` for none."""
+    count = sum(len(audit.suppressed) for audit in report.programs)
+    return "" if not count else f"{count} suppressed" if count > 1 else "1 suppressed"
 
 
 def not_audited(report: Report) -> str:

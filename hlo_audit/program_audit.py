@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_module, stage_of_file
 from hlo_audit.errors import HloAuditError, InternalError, RefusedReshapeError
-from hlo_audit.hlo import Module
+from hlo_audit.hlo import Module, SourceLocation
 from hlo_audit.hlo.loops import executions, trip_count
 from hlo_audit.manifest import Manifest, read_manifest
 from hlo_audit.program import Lowering, Setting
@@ -37,21 +38,40 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Suppressed:
+    """A finding that somebody has given a reason to leave.
+
+    Attributes:
+        by: ``config``, or ``source`` for a comment on the line.
+        reason: as it was given.
+        where: file and line of the suppression.
+    """
+
+    finding: Finding
+    by: Literal["config", "source"]
+    reason: str
+    where: str
+
+
+@dataclass(frozen=True)
 class ProgramAudit:
     """What the rules found in one program, or the error that kept them from looking.
 
     Attributes:
         program: the name on the command line.
         mode, layout, platform, topology: ``None`` where a dump or a file does not say.
-        settings, xla_flags: what it was compiled with.
+        mesh, settings, xla_flags: what it was compiled with.
+        variant: tells it from others of the same program, mode and layout: see :func:`tell_apart`.
         versions: of python, jax, jaxlib and libtpu, where the dump says.
         module: the HLO module's name.
         while_loops: in the final module; dumps with other numbers of loops are not comparable.
-        findings: by rule, in the order of the module.
+        findings: by rule, in the order of the module; those that are suppressed left out.
+        suppressed: those; neither counted nor held against anything.
         skipped: rule code -> why the rule could not look.
         cost: ``None`` where the module holds no estimates.
         files: the files that the snapshots were read from, where those stay: not of a program that
             was compiled.
+        traced: the Python lines that the module comes from, where it says so in tables.
     """
 
     program: str
@@ -59,22 +79,27 @@ class ProgramAudit:
     layout: str | None = None
     platform: str | None = None
     topology: str | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Setting] = field(default_factory=dict)
     xla_flags: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""
     versions: Mapping[str, str | None] = field(default_factory=dict)
     module: str | None = None
     while_loops: int | None = None
     rules: tuple[Rule, ...] = ()
     findings: tuple[Finding, ...] = ()
+    suppressed: tuple[Suppressed, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     cost: Cost | None = None
     files: Mapping[AuditStage, Path] = field(default_factory=dict)
+    traced: frozenset[SourceLocation] = frozenset()
     error: HloAuditError | None = None
 
     @property
     def label(self) -> str:
         """Names it among others: ``lm-head/explicit/embed-vocab``."""
-        return "/".join(part for part in (self.program, self.mode, self.layout) if part)
+        parts = (self.program, self.mode, self.layout, self.variant)
+        return "/".join(part for part in parts if part)
 
     @property
     def counts(self) -> dict[str, int | None]:
@@ -142,6 +167,13 @@ def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> l
     return [_audit(subject, readers, rules, options)]
 
 
+def audit_final(
+    program: str, module: Module, rules: Sequence[Rule], options: RuleOptions
+) -> ProgramAudit:
+    """Audit a final module at hand; the rules that read other snapshots are skipped."""
+    return _audit(ProgramAudit(program), {"final": lambda: module}, rules, options)
+
+
 def _manifest_of(module: ModuleDump) -> Manifest | None:
     """The manifest of the folder that a module lies in, where it is of this module: the compile of
     a program may dump others beside it."""
@@ -157,6 +189,7 @@ def described_by(compiled: Lowering | Manifest) -> ProgramAudit:
         layout=compiled.layout,
         platform=compiled.platform,
         topology=compiled.topology,
+        mesh=compiled.mesh,
         settings=compiled.settings,
         xla_flags=compiled.xla_flags,
     )
@@ -260,7 +293,41 @@ def _audit(
         findings=tuple(findings),
         skipped=skipped,
         cost=None if final is None else estimate_cost(final),
+        traced=frozenset() if final is None else final.traced_lines,
     )
+
+
+def tell_apart(audits: Sequence[ProgramAudit]) -> list[ProgramAudit]:
+    """Give those that have a label in common what differs between them as their ``variant``: the
+    topology, the mesh, the settings, the flags, the module, in this order."""
+    alike: dict[str, list[int]] = {}
+    for index, audit in enumerate(audits):
+        alike.setdefault(audit.label, []).append(index)
+    variants = list(audits)
+    for indices in alike.values():
+        same = [audits[index] for index in indices]
+        if len(same) > 1:
+            for index, variant in zip(indices, _variants(same), strict=True):
+                variants[index] = replace(audits[index], variant=variant)
+    return variants
+
+
+def _variants(audits: Sequence[ProgramAudit]) -> list[str]:
+    facts = [_facts(audit) for audit in audits]
+    names = list(dict.fromkeys(name for fact in facts for name in fact))
+    differing = [name for name in names if len({fact.get(name) for fact in facts}) > 1]
+    return [" ".join(fact[name] for name in differing if name in fact) for fact in facts]
+
+
+def _facts(audit: ProgramAudit) -> dict[str, str]:
+    mesh = ",".join(f"{axis}={size}" for axis, size in audit.mesh.items())
+    pairs = {**audit.settings, **audit.xla_flags}
+    return {
+        "topology": audit.topology or "",
+        "mesh": mesh,
+        **{f"={name}": f"{name}={value}" for name, value in pairs.items()},
+        "module": audit.module or "",
+    }
 
 
 def _internal_error(code: str, error: Exception) -> InternalError:

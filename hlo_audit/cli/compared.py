@@ -1,0 +1,183 @@
+"""What a check compares with: a baseline file, a git revision, a dump or a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hlo_audit.errors import UsageError
+
+if TYPE_CHECKING:
+    from hlo_audit.against import Revision
+    from hlo_audit.config import Config
+    from hlo_audit.gate import Comparison, Notice
+    from hlo_audit.program import Subject
+    from hlo_audit.program_audit import ProgramAudit
+    from hlo_audit.rule import Rule
+    from hlo_audit.suppressions import Suppressor
+
+Audit = Callable[[Sequence["Subject"]], "list[ProgramAudit]"]
+
+
+def plan_comparison(
+    config: Config, *, baseline: Path | None, update: bool, against: str | None, strict: bool
+) -> Compared:
+    """What the options ask for, over the config; what can be wrong without an audit is told here.
+
+    Raises:
+        UsageError: for options that exclude each other, and for what is not there.
+    """
+    if against is not None and (baseline is not None or update):
+        raise UsageError("--against takes the place of a baseline", hint="give one of them")
+    if against is not None:
+        return Compared(config, strict, other=_find(against))
+    path = baseline or config.baseline
+    if update and path is None:
+        raise UsageError(
+            "--update-baseline: which file?", hint="give --baseline FILE, or name it in the config"
+        )
+    return Compared(config, strict, baseline_path=path, update=update)
+
+
+def _find(against: str) -> Path | Revision:
+    from hlo_audit.against import find_revision
+
+    if not against:
+        raise UsageError("--against is empty", hint="is a variable not set?")
+    try:
+        there = Path(against).exists()
+    except (OSError, ValueError):
+        there = False
+    return Path(against) if there else find_revision(against, Path.cwd())
+
+
+@dataclass
+class Compared:
+    """How the programs of a run are compared.
+
+    Attributes:
+        baseline_path: the baseline file.
+        update: whether to write it.
+        other: the path or the revision to compare with in its place.
+        notices: what is to be told of the other side; filled by :meth:`against`.
+    """
+
+    config: Config
+    strict: bool
+    baseline_path: Path | None = None
+    update: bool = False
+    other: Path | Revision | None = None
+    notices: list[Notice] = field(default_factory=list)
+
+    def against(
+        self,
+        audits: Sequence[ProgramAudit],
+        subjects: Sequence[Subject],
+        audit: Audit,
+        *,
+        whole: bool,
+        quiet: bool,
+    ) -> Comparison | None:
+        """Read or make the other side; write the baseline, where that is asked for.
+
+        Args:
+            audits: what is found in ``subjects``.
+            audit: audits other subjects in the same way.
+            whole: whether these are all programs.
+            quiet: say nothing of the changes of the baseline.
+
+        Raises:
+            HloAuditError: for what cannot be read or compiled.
+        """
+        if self.baseline_path is not None:
+            return self._baseline(audits, self.baseline_path, whole=whole, quiet=quiet)
+        if isinstance(self.other, Path):
+            return self._path(self.other, subjects, audit)
+        if self.other is not None:
+            return self._revision(self.other, subjects, audit)
+        return None
+
+    def _baseline(
+        self, audits: Sequence[ProgramAudit], path: Path, *, whole: bool, quiet: bool
+    ) -> Comparison:
+        from hlo_audit.baseline import Baseline, entry_of, read_baseline, updated, write_baseline
+        from hlo_audit.gate import Comparison
+
+        if not self.update:
+            baseline = read_baseline(path)
+        else:
+            before = read_baseline(path) if path.exists() else Baseline(str(path))
+            audited = [audit for audit in audits if audit.error is None]
+            current = [entry_of(audit, path.parent) for audit in audited]
+            all_there = whole and len(audited) == len(audits)
+            baseline, changes = updated(before, current, whole=all_there)
+            changed = write_baseline(baseline, path)
+            if not quiet:
+                for change in changes:
+                    click.echo(f"{path}: {change}", err=True)
+                if not changed:
+                    click.echo(f"{path} is up to date", err=True)
+        return Comparison(baseline, path.parent, strict=self.strict, whole=whole)
+
+    def _path(self, path: Path, subjects: Sequence[Subject], audit: Audit) -> Comparison:
+        from hlo_audit.against import alike, entries_of, is_report, read_report
+        from hlo_audit.gate import Comparison
+        from hlo_audit.program import Recorded
+
+        if is_report(path):
+            baseline = read_report(path)
+        else:
+            suppressor = suppressor_of(self.config, self._rules(), Path.cwd(), strict=False)
+            baseline = entries_of(suppressor.apply(audit([Recorded(path)])), str(path))
+        roots = [subject.path for subject in subjects if isinstance(subject, Recorded)]
+        return Comparison(baseline, pair=alike(baseline, roots, path), strict=self.strict)
+
+    def _revision(
+        self, revision: Revision, subjects: Sequence[Subject], audit: Audit
+    ) -> Comparison:
+        from hlo_audit.against import as_of, checked_out, refuse_failed, standing_in
+        from hlo_audit.baseline import Baseline, entry_of
+        from hlo_audit.gate import Comparison, Notice
+
+        as_of(subjects, revision, revision.top)  # refuse before anything is checked out
+        with checked_out(revision) as worktree:
+            lowerings = as_of(subjects, revision, worktree)
+            with standing_in(worktree, revision.top):
+                audits = audit(lowerings)
+            suppressor = suppressor_of(self.config, self._rules(), worktree, strict=False)
+            audits = suppressor.apply(audits)
+        entries = []
+        for one in audits:
+            if one.error is not None:
+                refuse_failed(one.error, revision.name)
+                message = f"{one.label}: {revision.name} does not have this program: {one.error}"
+                self.notices.append(Notice("not-in-baseline", message, one.label))
+            else:
+                entries.append(entry_of(one, Path()))
+        return Comparison(Baseline(revision.name, tuple(entries)), strict=self.strict)
+
+    def _rules(self) -> Sequence[Rule]:
+        from hlo_audit.rules import ALL_RULES
+
+        return ALL_RULES
+
+
+def suppressor_of(
+    config: Config, rules: Sequence[Rule], folder: Path, *, strict: bool
+) -> Suppressor:
+    """What suppresses findings in the repository around ``folder``."""
+    from hlo_audit.hlo import SourceLocation
+    from hlo_audit.report.sources import Repository
+    from hlo_audit.suppressions import Suppressor
+
+    repository = Repository.around(folder)
+
+    def locate(line: SourceLocation) -> Path | None:
+        place = repository.place(line) if line.file else None
+        return repository.root / place.path if place is not None and place.in_repository else None
+
+    return Suppressor(config.suppressions, rules, repository.root, locate, strict)

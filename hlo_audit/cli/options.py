@@ -1,0 +1,311 @@
+"""The options that several commands share, and what is made of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hlo_audit.errors import HloAuditError, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from hlo_audit.cache import Cache
+    from hlo_audit.compiler import Outcome
+    from hlo_audit.config import Config
+    from hlo_audit.program import Lowering, Platform, Subject
+
+
+def completes(
+    names: str, *, of_programs: bool = False, files: bool = False
+) -> Callable[..., list[CompletionItem]]:
+    """Complete a parameter by the function ``names`` of :mod:`hlo_audit.completion`.
+
+    Args:
+        of_programs: the function takes the programs that are given so far.
+        files: let the shell complete files too.
+    """
+
+    def complete(
+        context: click.Context, _: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from hlo_audit import completion
+
+        given = context.params.get("programs") or context.params.get("names") or ()
+        known = getattr(completion, names)
+        found = known(given) if of_programs else known()
+        items = [CompletionItem(name) for name in found if name.startswith(incomplete)]
+        # First: bash starts its list anew at a file.
+        return [CompletionItem(incomplete, type="file"), *items] if files else items
+
+    return complete
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """The options that say how programs are compiled; as on the command line."""
+
+    modes: tuple[Any, ...]
+    layouts: tuple[str, ...] = ()
+    settings: tuple[str, ...]
+    topology: str | None = None
+    mesh: tuple[str, ...] = ()
+    platform: Any
+    xla_flags: tuple[str, ...]
+    jobs: int | None
+    timeout_seconds: float
+    cache_dir: Path | None
+    no_cache: bool
+    quiet: bool
+
+
+LAYOUT_OPTION = click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    metavar="NAME|all",
+    shell_complete=completes("layouts", of_programs=True),
+    help="Layout of the model; may be repeated.  [default: its baseline]",
+)
+TOPOLOGY_OPTION = click.option(
+    "--topology",
+    metavar="NAME",
+    shell_complete=completes("topologies"),
+    help="Chips to compile for, such as v5p:2x2x1.",
+)
+MESH_OPTION = click.option(
+    "--mesh",
+    multiple=True,
+    metavar="AXIS=SIZE[,...]",
+    help="Mesh to build the program for; -1 takes the devices left. May be repeated.",
+)
+_HOW_OPTIONS = (
+    click.option(
+        "--mode",
+        "modes",
+        multiple=True,
+        type=click.Choice(["auto", "explicit"]),
+        help="Type of the mesh axes; may be repeated.  [default: both]",
+    ),
+    LAYOUT_OPTION,
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=completes("settings", of_programs=True),
+        help="A size or other setting of the model or function; may be repeated.",
+    ),
+    TOPOLOGY_OPTION,
+    MESH_OPTION,
+    click.option(
+        "--platform",
+        type=click.Choice(["tpu", "cpu"]),
+        help="Compiler to use.  [default: tpu where libtpu is installed, else cpu]",
+    ),
+    click.option(
+        "--xla-flag",
+        "xla_flags",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A compiler option; may be repeated.",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Compiles side by side.  [default: one a CPU]",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Longest that one compile may take.",
+    ),
+    click.option(
+        "--cache-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        envvar="HLO_AUDIT_CACHE_DIR",
+        show_envvar=True,
+        help="Folder of compiled dumps.  [default: the platform's cache folder]",
+    ),
+    click.option("--no-cache", is_flag=True, help="Compile anew, and keep nothing."),
+    click.option("--quiet", "-q", is_flag=True, help="No progress on standard error."),
+)
+
+
+def takes_how_but(*left_out: Callable[..., Any]) -> Callable[..., Callable[..., None]]:
+    """Give a command the options of :class:`How` less some, as its argument ``how``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_how(**arguments: Any) -> None:
+            given = [field.name for field in fields(How) if field.name in arguments]
+            how = How(**{name: arguments.pop(name) for name in given})
+            command(how=how, **arguments)
+
+        for option in reversed(_HOW_OPTIONS):
+            if option not in left_out:
+                with_how = option(with_how)
+        return with_how
+
+    return decorate
+
+
+takes_how = takes_how_but()
+
+
+def cache_of(how: How) -> Cache | None:
+    """The cache to use, if any."""
+    return None if how.no_cache else cache_in(how.cache_dir)
+
+
+def cache_in(folder: Path | None) -> Cache:
+    """The cache in ``folder``; in the platform's, where none is given."""
+    from hlo_audit.cache import Cache, default_folder
+
+    return Cache((folder or default_folder(os.environ)).absolute())
+
+
+_CONFIG_OPTIONS = (
+    click.option(
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Take this config.  [default: the nearest hlo-audit.toml or pyproject.toml upwards]",
+    ),
+    click.option("--no-config", is_flag=True, help="Take no config."),
+)
+
+
+def takes_config(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that choose the config, and the config as an argument."""
+
+    @wraps(command)
+    def with_config(*, config_file: Path | None, no_config: bool, **arguments: Any) -> None:
+        command(config=_config(config_file, no_config), **arguments)
+
+    for option in reversed(_CONFIG_OPTIONS):
+        with_config = option(with_config)
+    return with_config
+
+
+def _config(file: Path | None, no_config: bool) -> Config:
+    from hlo_audit.config import Config, find_config, read_config
+    from hlo_audit.rules import ALL_RULES
+
+    if no_config:
+        if file is not None:
+            raise UsageError("--config and --no-config exclude each other")
+        return Config()
+    found = file or find_config(Path.cwd())
+    if found is None:
+        return Config()
+    if file is None:
+        found = Path(os.path.relpath(found))  # as a reader here writes it
+    return read_config(found, ALL_RULES)
+
+
+def find_programs(programs: Sequence[str], how: How) -> list[Subject]:
+    """What the names on the command line stand for, compiled as ``how`` says."""
+    from hlo_audit.models import ALL_MODELS
+    from hlo_audit.program import find_subjects, parse_mesh
+
+    platform = platform_of(how)
+    subjects = find_subjects(
+        programs,
+        ALL_MODELS,
+        modes=how.modes,
+        layouts=how.layouts,
+        settings=read_pairs("--set", how.settings),
+        platform=platform,
+        topology=how.topology,
+        mesh=parse_mesh(how.mesh),
+        xla_flags=read_pairs("--xla-flag", how.xla_flags),
+    )
+    say_platform(platform, how)
+    return subjects
+
+
+def platform_of(how: How) -> Platform:
+    """The platform asked for, or the one that this machine can compile for."""
+    from hlo_audit.compiler import available_platform
+
+    return how.platform or available_platform()
+
+
+def say_platform(platform: Platform, how: How) -> None:
+    """Say so where the platform cpu is taken for want of libtpu."""
+    if platform == "cpu" and how.platform is None and not how.quiet:
+        click.echo('no libtpu here: compiling for cpu (pip install "jax[tpu]")', err=True)
+
+
+def read_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Read ``NAME=VALUE`` texts; the last of two with one name wins."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UsageError(f"{option} {text} is not of the form NAME=VALUE")
+        pairs.pop(name, None)  # last in order too: a rule has two names
+        pairs[name] = value
+    return pairs
+
+
+def read_count(option: str, name: str, text: str) -> int:
+    """Read a number of at least 0."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise UsageError(f"{option} {name}={text} is not a number of at least 0")
+    return int(text)
+
+
+@contextmanager
+def progress_of(
+    subjects: Sequence[Subject], how: How
+) -> Iterator[Callable[[Lowering, Outcome], None] | None]:
+    """Show on standard error how far the compiles are: a bar on a terminal, else a line each."""
+    from hlo_audit.program import Lowering
+
+    total = sum(isinstance(subject, Lowering) for subject in subjects)
+    if how.quiet or not total:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        started = time.monotonic()
+
+        def report(lowering: Lowering, outcome: Outcome) -> None:
+            if isinstance(outcome, HloAuditError):
+                did = "failed"
+            else:
+                did = "cached" if outcome.from_cache else "compiled"
+            click.echo(f"{did} {lowering.label} ({time.monotonic() - started:.1f} s)", err=True)
+
+        yield report
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("compiling"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda lowering, _: progress.update(task, advance=1, description=lowering.label)

@@ -1,0 +1,69 @@
+"""What commands write: to the terminal, to files, and what went wrong on standard error."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hlo_audit.errors import HloAuditError
+from hlo_audit.whole_file import write_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def drop_output() -> None:
+    """Nobody reads standard output any more: what is still to come must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def complain(error: HloAuditError) -> None:
+    """Say what went wrong on standard error, with what the compiler wrote last."""
+    from hlo_audit.report.wording import plain
+
+    click.echo(f"hlo-audit: error: {plain(str(error))}", err=True)
+    for line in error.log:
+        click.echo(f"  | {plain(line)}", err=True)
+
+
+def print_out(print_to: Callable[[Console], None], output: Path | None) -> None:
+    """Print to the terminal, or plainly to a file."""
+    from rich.console import Console
+
+    if output is None:
+        print_to(console())
+        return
+    plain_console = Console(file=io.StringIO(), width=100, highlight=False)
+    with plain_console.capture() as capture:
+        print_to(plain_console)
+    write_text(output, capture.get())
+
+
+def put(text: str, output: Path | None) -> None:
+    """Write a text to standard output, or to a file."""
+    if output is None:
+        try:
+            click.echo(text, nl=False)
+        except BrokenPipeError:
+            drop_output()
+    else:
+        write_text(output, text)
+
+
+def console() -> Console:
+    """The terminal."""
+    from rich.console import Console
+
+    class ReportConsole(Console):
+        """One that leaves the exit code to the verdict where the reader goes early (``| head``)."""
+
+        def on_broken_pipe(self) -> None:
+            drop_output()
+
+    return ReportConsole(highlight=False)
