@@ -22,6 +22,7 @@ import linecache
 import os
 import platform
 import queue
+import re
 import resource
 import signal
 import site
@@ -36,7 +37,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from hlo_audit.errors import CompileError, HloAuditError, UsageError, unknown_name
+from hlo_audit.errors import (
+    CompileError,
+    HloAuditError,
+    RefusedReshapeError,
+    UsageError,
+    unknown_name,
+)
 from hlo_audit.lazy_import import lazy_import
 from hlo_audit.manifest import Manifest
 from hlo_audit.program import Lowering
@@ -555,16 +562,36 @@ def _program_error(error: BaseException, lowering: Lowering) -> UsageError:
     place = f" ({frames[-1].place})" if frames else ""
     reason = _reason(error)
     text = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-    return UsageError(
-        f"the program raised {text}{place}",
-        hint=_program_hint(error, reason, placed=bool(frames)),
-        log=(*_rest_of_reason(error), *(frame.line for frame in frames[-_MOST_FRAMES:])),
-    )
+    message = f"the program raised {text}{place}"
+    hint = _program_hint(error, reason, placed=bool(frames))
+    log = (*_rest_of_reason(error), *(frame.line for frame in frames[-_MOST_FRAMES:]))
+    refused = _REFUSED_RESHAPE.search(str(error))
+    if refused is not None and _is_sharding_error(error):
+        return RefusedReshapeError(
+            message,
+            operand=refused["operand"],
+            sizes=tuple(map(int, re.findall(r"\d+", refused["sizes"]))),
+            frames=tuple((f.file, f.number or 0, f.function) for f in reversed(frames)),
+            hint=hint,
+            log=log,
+        )
+    return UsageError(message, hint=hint, log=log)
+
+
+# What jax 0.7.2 to 0.12 say of a reshape whose result they find no sharding for.
+_REFUSED_RESHAPE = re.compile(
+    r"reshape is not supported.*Got operand type: (?P<operand>\S+\[.*\]), "
+    r"new sizes: \((?P<sizes>[\d, ]*)\)",
+    re.DOTALL,
+)
+
+
+def _is_sharding_error(error: BaseException) -> bool:
+    return type(error).__name__ == "ShardingTypeError"  # jax's class for it is private
 
 
 def _program_hint(error: BaseException, reason: str, *, placed: bool) -> str | None:
-    # jax's class for it is private.
-    if type(error).__name__ == "ShardingTypeError":
+    if _is_sharding_error(error):
         return "name the sharding there, or reshard before it; the mode auto needs neither"
     if isinstance(error, AttributeError) and "local_devices" in reason:
         return (
@@ -677,7 +704,12 @@ def _error_to_json(error: HloAuditError) -> dict[str, Any]:
         "message": error.message,
         "hint": error.hint,
         "log": list(error.log),
+        "refused": _refused_to_json(error) if isinstance(error, RefusedReshapeError) else None,
     }
+
+
+def _refused_to_json(error: RefusedReshapeError) -> dict[str, Any]:
+    return {"operand": error.operand, "sizes": error.sizes, "frames": error.frames}
 
 
 def _read_jobs(fd: int, jobs: queue.SimpleQueue[Job | None]) -> None:

@@ -29,7 +29,13 @@ from typing import Any
 from hlo_audit.cache import Cache
 from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage, is_ours
 from hlo_audit.ending_signals import ended_by_signals, signals_held, signals_ignored
-from hlo_audit.errors import CompileError, DumpError, HloAuditError, UsageError
+from hlo_audit.errors import (
+    CompileError,
+    DumpError,
+    HloAuditError,
+    RefusedReshapeError,
+    UsageError,
+)
 from hlo_audit.manifest import Manifest, write_manifest
 from hlo_audit.program import Lowering, Platform
 from hlo_audit.topology import parse_cpu_devices, parse_tpu_topology
@@ -577,8 +583,18 @@ def _move_in(folder: Path, wanted: Path) -> Path:
 
 
 def _error_from_json(data: Mapping[str, Any]) -> HloAuditError:
+    message, hint, log = data["message"], data["hint"], tuple(data["log"])
+    if refused := data.get("refused"):
+        return RefusedReshapeError(
+            message,
+            operand=refused["operand"],
+            sizes=tuple(refused["sizes"]),
+            frames=tuple((file, line, function) for file, line, function in refused["frames"]),
+            hint=hint,
+            log=log,
+        )
     kind = _ERROR_KINDS.get(data["kind"], HloAuditError)
-    return kind(data["message"], hint=data["hint"], log=tuple(data["log"]))
+    return kind(message, hint=hint, log=log)
 
 
 def _end(worker: _Worker) -> None:

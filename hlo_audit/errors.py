@@ -45,8 +45,8 @@ class RefusedReshapeError(UsageError):
 
     Attributes:
         operand: the type of its operand as jax prints it: ``float32[2,16,4,64@tensor]``.
-        sizes: the sizes it asks for.
-        frames: where the program does, innermost first: file, line and function of each.
+        sizes: the sizes that it asks for.
+        frames: the lines of the program that led there, innermost first: file, line and function.
     """
 
     def __init__(
@@ -57,8 +57,9 @@ class RefusedReshapeError(UsageError):
         sizes: tuple[int, ...],
         frames: tuple[tuple[str, int, str], ...],
         hint: str | None = None,
+        log: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint, log=log)
         self.operand = operand
         self.sizes = sizes
         self.frames = frames

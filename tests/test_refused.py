@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from hlo_audit.errors import RefusedReshapeError
@@ -66,3 +71,53 @@ def test_any_other_refusal_stays_an_error(operand: str, sizes: tuple[int, ...]) 
     audit = audit_refused(LOWERING, error, ALL_RULES)
     assert audit.error is error
     assert audit.findings == ()
+
+
+MERGES = """\
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def mix(x, w):
+    return x.reshape(2, 16, 4 * 64) @ w
+
+
+def train_step(mesh):
+    def step(x, w):
+        return jnp.sum(mix(x, w))
+
+    x = jax.ShapeDtypeStruct(
+        (2, 16, 4, 64),
+        jnp.float32,
+        sharding=NamedSharding(mesh, PartitionSpec(None, None, None, "tensor")),
+    )
+    w = jax.ShapeDtypeStruct(
+        (256, 8), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(None, None))
+    )
+    return jax.jit(step), (x, w)
+"""
+
+
+def test_a_program_that_merges_a_sharded_axis_is_reported_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MERGES)
+    command = ["check", "train.py:train_step", "--mode", "explicit", "--mesh", "tensor=4"]
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "hlo_audit", *command, "--platform", "cpu", "--topology", "4"),
+            *("--format", "json", "--max", "HLA005=0"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    (program,) = json.loads(result.stdout)["programs"]
+    (finding,) = program["findings"]
+    assert finding["rule"] == "HLA005"
+    line = MERGES.splitlines().index("    return x.reshape(2, 16, 4 * 64) @ w") + 1
+    assert finding["source"]["line"] == line
+    assert finding["source"]["file"].endswith("train.py")
+    assert [frame["function"] for frame in finding["stack"]] == ["step"]
+    assert program["counts"]["HLA002"] is None
