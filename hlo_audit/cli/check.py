@@ -129,9 +129,9 @@ def check(
 ) -> None:
     """Apply the rules to programs, and gate on what they find.
 
-    With no PROGRAM, those of the config (see "hlo-audit init"), or else the reference models. These
-    are held against the counts that this version knows of them, unless there is a baseline or a
-    budget; other programs without one are only reported.
+    With no PROGRAM, those of the config (see "hlo-audit init"), or else the reference models in all
+    their layouts. These are held against the counts that this version knows of them, unless there
+    is a baseline or a budget; other programs without one are only reported.
     """
     from hlo_audit.budget import override
     from hlo_audit.gate import judge

@@ -19,7 +19,8 @@ def plan(names: Sequence[str], how: How, config: Config) -> list[Subject]:
     """What is to be audited.
 
     Args:
-        names: as given; none for the programs of the config, or, where it has none, the models.
+        names: as given; none for the programs of the config, or, where it has none, the models in
+            all their layouts.
         how: as given; what it does not say is the config's to say.
 
     Raises:
@@ -34,7 +35,9 @@ def plan(names: Sequence[str], how: How, config: Config) -> list[Subject]:
     if not names:
         chosen = [(config.name_here(program), program) for program in config.programs]
     if not chosen:
+        # Nothing in particular is asked about: the fixes are of interest as much as the faults.
         chosen = [(name, None) for name in models]
+        how = replace(how, layouts=how.layouts or config.ways.layouts or ("all",))
     compiled = [name for name, _ in chosen if not _is_there(name, models)]
     subjects: list[Subject] = []
     for name, program in chosen:
