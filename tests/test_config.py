@@ -153,7 +153,7 @@ def test_in_pyproject_the_keys_are_those_of_the_table(tmp_path: Path) -> None:
 
 
 def test_what_is_no_toml_is_told_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no TOML: .*line 2"):
+    with pytest.raises(ConfigError, match=r"is no TOML: .*line 2"):
         config_of(tmp_path, "strict = true\nmodes = [\n= 3\n".replace("[\n=", "= "))
 
 
