@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def checked_out(revision: Revision) -> Iterator[Path]:
         UsageError: where git cannot make it.
     """
     with ended_by_signals():
-        outer = Path(tempfile.mkdtemp(prefix="hlo-audit-")).resolve()
+        outer = _folder_for(revision)
         worktree = outer / revision.top.name
         try:
             added = _run_git(
@@ -104,6 +105,18 @@ def checked_out(revision: Revision) -> Iterator[Path]:
                 _run_git(revision.top, "worktree", "remove", "--force", str(worktree))
                 shutil.rmtree(outer, ignore_errors=True)
                 _run_git(revision.top, "worktree", "prune")
+
+
+def _folder_for(revision: Revision) -> Path:
+    """A new folder; of one name for one commit, so that what is compiled there is found again in
+    the cache, which goes by the paths of the sources."""
+    digest = sha256(f"{revision.top}\0{revision.commit}".encode("utf-8", "replace")).hexdigest()
+    folder = Path(tempfile.gettempdir()).resolve() / f"hlo-audit-{digest[:16]}"
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError:  # another run is there
+        return Path(tempfile.mkdtemp(prefix="hlo-audit-")).resolve()
+    return folder
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

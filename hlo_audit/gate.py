@@ -181,7 +181,8 @@ def judge(
     entries = comparison.entries_for(audited) if comparison else [None] * len(audited)
     for audit, entry in zip(audited, entries, strict=True):
         mine = budgets_of(audit)
-        _refuse_budgets_on_nothing(mine, comparison)
+        if comparison is None:
+            refuse_relative(mine)
         budgeted += bool(mine)
         if comparison is not None:
             held += 1
@@ -217,14 +218,18 @@ def _the_same_for_all(counts: Mapping[str, int]) -> BudgetsOf:
     return lambda audit: budgets
 
 
-def _refuse_budgets_on_nothing(budgets: Iterable[Budget], comparison: Comparison | None) -> None:
-    if comparison is None:
-        for budget in budgets:
-            if budget.relative:
-                raise UsageError(
-                    f"the budget {budget.rule}={budget} is on top of a baseline, and there is none",
-                    hint="give --baseline FILE or --against REV, or a budget without +",
-                )
+def refuse_relative(budgets: Iterable[Budget]) -> None:
+    """Refuse budgets on top of a baseline where there is none.
+
+    Raises:
+        UsageError: names the first, and says what to give.
+    """
+    for budget in budgets:
+        if budget.relative:
+            raise UsageError(
+                f"the budget {budget.rule}={budget} is on top of a baseline, and there is none",
+                hint="give --baseline FILE or --against REV, or a budget without +",
+            )
 
 
 def _over_budget(

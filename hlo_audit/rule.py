@@ -21,6 +21,8 @@ _TRACERS = ("hlo_audit/compile_worker.py", "hlo_audit/live.py")
 MOST_FRAMES = 10
 """How many callers of its line a finding keeps: enough to leave the layers that all code shares."""
 
+_IDENTIFYING = ("from", "to", "place", "kind", "argument", "sharding", "operand_sharding")
+
 Detail = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
@@ -66,10 +68,11 @@ class Finding:
 
     @property
     def fingerprint(self) -> str:
-        """Names the same finding in another compile: of rule, opcode, shape, layouts, op_name and
-        function; never of an instruction's name or a line. 16 hexadecimal digits.
+        """Names the same finding in another compile: of rule, opcode, shape, layouts, op_name,
+        function and what tells alike ones apart (the argument, the sharding); never of an
+        instruction's name or a line. 16 hexadecimal digits.
         """
-        layouts = [str(self.details.get(key, "")) for key in ("from", "to", "place", "kind")]
+        layouts = [str(self.details.get(key, "")) for key in _IDENTIFYING]
         function = self.source.function if self.source else ""
         identity = (self.rule, self.opcode, self.shape, *layouts, self.op_name, function)
         return hashlib.sha256("\0".join(identity).encode("utf-8", "replace")).hexdigest()[:16]

@@ -134,7 +134,7 @@ def check(
     is a baseline or a budget; other programs without one are only reported.
     """
     from hlo_audit.budget import override
-    from hlo_audit.gate import judge
+    from hlo_audit.gate import judge, refuse_relative
     from hlo_audit.program_audit import tell_apart
     from hlo_audit.reference import read_references
     from hlo_audit.report import Report, environment
@@ -158,6 +158,12 @@ def check(
     compared = plan_comparison(
         config, baseline=baseline, update=update_baseline, against=against, strict=strict
     )
+    if not compared.has_baseline:
+        refuse_relative(
+            budget
+            for program in (None, *config.programs)
+            for budget in override(config.budgets_of(program), limits)
+        )
     destinations = plan_outputs(formats, outputs, quiet=how.quiet)
     subjects = plan(programs, how, config)
     inputs = [*programs, *(str(path) for path in (compared.baseline_path, config.path) if path)]

@@ -73,6 +73,11 @@ class Compared:
     other: Path | Revision | None = None
     notices: list[Notice] = field(default_factory=list)
 
+    @property
+    def has_baseline(self) -> bool:
+        """Whether there is something to compare with."""
+        return self.baseline_path is not None or self.other is not None
+
     def against(
         self,
         audits: Sequence[ProgramAudit],
@@ -88,7 +93,7 @@ class Compared:
             audits: what is found in ``subjects``.
             audit: audits other subjects in the same way.
             whole: whether these are all programs.
-            quiet: say nothing of the changes of the baseline.
+            quiet: say nothing on standard error of what is done.
 
         Raises:
             HloAuditError: for what cannot be read or compiled.
@@ -98,6 +103,8 @@ class Compared:
         if isinstance(self.other, Path):
             return self._path(self.other, subjects, audit)
         if self.other is not None:
+            if not quiet:
+                click.echo(f"now as of {self.other.name}:", err=True)
             return self._revision(self.other, subjects, audit)
         return None
 
