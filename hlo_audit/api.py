@@ -38,6 +38,8 @@ class AuditFailure(AssertionError):
         report: what was found.
     """
 
+    __module__ = "hlo_audit"  # the name that is public, and short in a list of failures
+
     def __init__(self, report: Report) -> None:
         violations = "\n".join(violation.message for violation in report.gate.violations)
         super().__init__(f"{violations}\n\n{report}")

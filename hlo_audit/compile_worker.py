@@ -685,7 +685,9 @@ def _shown(filename: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Without the place, which follows.
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return _cut(lines[0].rstrip(".")) if lines else ""
 
 

@@ -100,10 +100,10 @@ def known(*audits: ProgramAudit, name: str = "known.json") -> Baseline:
     return Baseline(name, tuple(entry_of(audit, Path()) for audit in audits))
 
 
-def held(audits: Sequence[ProgramAudit], baseline: Baseline, *budgets: str, **how: bool) -> Gate:
+def held(audits: Sequence[ProgramAudit], baseline: Baseline, *budgets: str, **how: Any) -> Gate:
     pairs = [(name, text) for name, _, text in (budget.partition("=") for budget in budgets)]
     limits = read_budgets(pairs, ALL_RULES)
-    return judge(audits, lambda audit: limits, (), Comparison(baseline, **how))
+    return judge(audits, lambda audit: limits, None, Comparison(baseline, **how))
 
 
 # -- the gate
