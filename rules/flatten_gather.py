@@ -42,7 +42,7 @@ from typing import NamedTuple
 
 from hlo_audit.hlo import Instruction, Module, Shape, Value
 from hlo_audit.hlo.attributes import parse_integers
-from hlo_audit.hlo.dataflow import MOVES, Site, follow, origin, trace_back
+from hlo_audit.hlo.dataflow import MOVES, Site, follow, origin_outside_loops, trace_back
 from hlo_audit.rule import (
     Agreement,
     Context,
@@ -68,6 +68,8 @@ _KEEPS_AXES = MOVES | {
     *("exponential", "log", "logistic", "tanh", "rsqrt", "sqrt", "abs", "power", "compare", "and"),
     *("custom-call", "broadcast"),
 }
+# From a stack of layers' values to one layer's.
+_CUT = frozenset({"convert", "reshape", "slice", "dynamic-slice"})
 # What jax calls the collectives that a program itself asks for.
 _USER_WRITTEN = frozenset(
     {
@@ -75,6 +77,9 @@ _USER_WRITTEN = frozenset(
         *("ragged_all_to_all", "ppermute", "pshuffle", "pbroadcast"),
     }
 )
+
+
+Partner = tuple[Value, tuple[int, ...]]
 
 
 class Merge(NamedTuple):
@@ -86,6 +91,7 @@ class Merge(NamedTuple):
         first: the place of the first of the merged ones among them.
         end: the place behind the last.
         sums: what remains of each contraction or reduction of the merged axis.
+        partners: what the merged axis is contracted with, each with its contracted dimensions.
     """
 
     reshape: Instruction
@@ -93,6 +99,7 @@ class Merge(NamedTuple):
     first: int
     end: int
     sums: tuple[Shape, ...]
+    partners: tuple[Partner, ...]
 
     @property
     def factors(self) -> tuple[int, ...]:
@@ -113,11 +120,12 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
         result = _result(collective)
         if result is None or result.shape.logical_bytes < context.option("min_bytes"):
             continue
-        if is_gather and _is_weight_gather(module, collective, updated):
-            continue
         forced = _forced_by(module, collective, result, merges)
-        if forced is not None:
-            yield _finding(module, context, before, collective, result, *forced)
+        if forced is None:
+            continue
+        if is_gather and _is_weight_gather(module, before, collective, updated, forced[0]):
+            continue
+        yield _finding(module, context, before, collective, result, *forced)
 
 
 # -- the merges of the program
@@ -133,9 +141,10 @@ def _contracted_merges(before: Module) -> Iterator[Merge]:
         sizes, merged = _without_ones(operand), _without_ones(reshape.shape)
         group = _merged_group(sizes, merged)
         if group is not None:
-            sums = tuple(_sums(before, reshape, _axis_of(reshape.shape, group[0])))
-            if sums:
-                yield Merge(reshape, sizes, *group, sums)
+            found = list(_sums(before, reshape, _axis_of(reshape.shape, group[0])))
+            if found:
+                partners = tuple(partner for _, partner in found if partner is not None)
+                yield Merge(reshape, sizes, *group, tuple(shape for shape, _ in found), partners)
 
 
 def _merged_group(sizes: Sequence[int], merged: Sequence[int]) -> tuple[int, int] | None:
@@ -155,23 +164,30 @@ def _axis_of(shape: Shape, place: int) -> int:
     return [d for d, size in enumerate(shape.dimensions) if size != 1][place]
 
 
-def _sums(before: Module, reshape: Instruction, axis: int) -> Iterator[Shape]:
-    """What is left of each contraction or reduction over ``axis`` of the reshape's result."""
+def _sums(
+    before: Module, reshape: Instruction, axis: int
+) -> Iterator[tuple[Shape, Partner | None]]:
+    """What is left of each contraction or reduction over ``axis`` of the reshape's result, and what
+    a contraction is with."""
     followed = follow(before, Value(reshape), through=_KEEPS_AXES)
     size = reshape.shape.dimensions[axis]
     for user, operand, _ in followed.uses if followed else ():
         if operand >= len(user.operands):
             continue
         shape = user.operand_values[operand].shape
-        if user.opcode == "dot" and operand < 2:
-            side = ("lhs", "rhs")[operand]
-            over = _integers(user, f"{side}_contracting_dims")
+        partner: Partner | None = None
+        if user.opcode == "dot" and operand < 2 and len(user.operands) == 2:
+            sides = ("lhs", "rhs")
+            over = _integers(user, f"{sides[operand]}_contracting_dims")
+            other = 1 - operand
+            contracted = _integers(user, f"{sides[other]}_contracting_dims")
+            partner = (user.operand_values[other], contracted)
         elif user.opcode == "reduce":
             over = _integers(user, "dimensions")
         else:
             continue
         if any(d < shape.rank and shape.dimensions[d] == size for d in over):
-            yield user.shape.elements[0] if user.shape.is_tuple else user.shape
+            yield user.shape.elements[0] if user.shape.is_tuple else user.shape, partner
 
 
 def _integers(instruction: Instruction, attribute: str) -> tuple[int, ...]:
@@ -196,24 +212,43 @@ def _result(collective: Instruction) -> Value | None:
     return Value(ends[0]) if ends and not ends[0].shape.is_tuple else None
 
 
-def _is_weight_gather(module: Module, gather: Instruction, updated: set[int]) -> bool:
+def _is_weight_gather(
+    module: Module, before: Module, gather: Instruction, updated: set[int], merge: Merge
+) -> bool:
     """Whether what is gathered is a parameter that fully sharded training keeps in pieces."""
-    source = origin(module, Site(gather.operand_values[0]), through=MOVES | {"convert"})
-    parameter = source.instruction
+    parameter = _made_of(module, gather, through=MOVES | _CUT)
     if parameter.opcode != "parameter" or parameter.computation is not module.entry:
         return False
     if parameter.parameter_number in updated:
         return True
+    # A step that updates nothing tells weights from activations by what is sharded over the batch.
+    members = _group_size(module, gather)
+    contracted_with = {_has_the_batch(before, *partner, members) for partner in merge.partners}
+    if contracted_with - {None}:
+        return True in contracted_with
     own = _shards(parameter)
     if own and own[0] > 1 and len([cuts for cuts in own if cuts > 1]) > 1:
         return False  # an activation: it is sharded over the batch as well
-    members = _group_size(module, gather)
     return any(
-        shards[0] == members
+        shards[0] > 1 and shards[0] % members == 0
         for other in module.entry.parameters
         if other is not parameter and other.parameter_number not in updated
         if (shards := _shards(other))
     )
+
+
+def _has_the_batch(
+    before: Module, partner: Value, contracted: tuple[int, ...], members: int
+) -> bool | None:
+    """Whether the chips that gather have each its own part of what the merge is contracted with,
+    along its first axis; ``None`` where nothing says how it is sharded."""
+    for site in trace_back(before, Site(partner), through=MOVES | {"convert"}):
+        sharding = site.instruction.sharding
+        if sharding is None or sharding.kind not in ("tiled", "replicated"):
+            continue
+        first = sharding.shards[0] if sharding.shards else 1
+        return 0 not in contracted and first > 1 and first % members == 0
+    return None
 
 
 def _shards(parameter: Instruction) -> tuple[int, ...]:
@@ -222,6 +257,10 @@ def _shards(parameter: Instruction) -> tuple[int, ...]:
 
 
 def _group_size(module: Module, collective: Instruction) -> int:
+    if collective.opcode in _GATHERS:
+        result, operand = _result(collective), collective.operand_values[0]
+        if result is not None and not operand.shape.is_tuple:
+            return max(result.shape.logical_bytes // max(operand.shape.logical_bytes, 1), 1)
     groups = collective.replica_groups(module.device_count)
     return max(map(len, groups), default=1) if groups else module.device_count
 
@@ -350,10 +389,17 @@ def _wire_bytes(kind: str, result_bytes: int, members: int) -> int:
 
 def _tensor(module: Module, collective: Instruction) -> str:
     """What is gathered, in words: the argument, or the operation that makes it."""
-    source = origin(module, Site(collective.operand_values[0]), through=_REARRANGES).instruction
-    if source.opcode == "parameter" and source.computation is module.entry:
+    source = _made_of(module, collective, through=_REARRANGES | _CUT)
+    if source.opcode != "parameter":
+        return f"the result of {source.op_name.rpartition('/')[2] or source.opcode}"
+    if source.computation is module.entry:
         return f"parameter {source.op_name or source.parameter_number}"
-    return f"the result of {source.op_name.rpartition('/')[2] or source.opcode}"
+    return "a value that a loop carries"
+
+
+def _made_of(module: Module, collective: Instruction, *, through: frozenset[str]) -> Instruction:
+    operand = Site(collective.operand_values[0])
+    return origin_outside_loops(module, operand, through=through).instruction
 
 
 _BEFORE = """\

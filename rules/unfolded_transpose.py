@@ -51,8 +51,7 @@ from hlo_audit.hlo.dataflow import (
     MOVES,
     Site,
     Use,
-    origin,
-    origin_before_prefetch,
+    origin_outside_loops,
     terminal_uses,
 )
 from hlo_audit.hlo.dots import swaps_operands
@@ -232,25 +231,10 @@ def _copies_for_kernels(module: Module, context: Context) -> Iterator[Finding]:
 
 def _weight(final: Module, copy: Instruction) -> Instruction | None:
     """The argument that ``copy`` is of; ``None`` for a value that is computed."""
-    source = origin_before_prefetch(final, Site(copy.operand_values[0]), through=_USED_AS_WEIGHT)
-    value = source.value
-    while (outside := _loop_invariant(final, value)) is not None:
-        value = origin_before_prefetch(final, Site(outside), through=_USED_AS_WEIGHT).value
-    parameter = value.instruction
+    source = Site(copy.operand_values[0])
+    parameter = origin_outside_loops(final, source, through=_USED_AS_WEIGHT).instruction
     is_argument = parameter.opcode == "parameter" and parameter.computation is final.entry
     return parameter if is_argument else None
-
-
-def _loop_invariant(final: Module, value: Value) -> Value | None:
-    """What a value that a loop hands from turn to turn as it is was at first."""
-    parameter, index = value
-    callers = final.callers(parameter.computation) if parameter.opcode == "parameter" else ()
-    loops = [caller for caller in callers if caller.opcode == "while" and caller.operands]
-    if len(callers) != 1 or len(loops) != 1 or not index:
-        return None
-    root = parameter.computation.root
-    handed_on = origin(final, Site(Value(root, index)), through=frozenset())
-    return Value(loops[0].operands[0], index) if handed_on == Site(value) else None
 
 
 def _operand_finding(
@@ -293,12 +277,16 @@ def _printed_layout(weight: Instruction) -> str:
 
 
 def _transpose_for(module: Module, copy: Instruction) -> Instruction | None:
-    """The transpose that became ``copy``: of such a buffer, into kernels alone."""
-    dimensions = copy.shape.dimensions
+    """The transpose that became ``copy``: of such a buffer, into kernels alone.
+
+    Dimensions of size 1 are left out: a layer's slice of a stack has a leading one.
+    """
+    sizes = _squeezed(copy.shape)
     for transpose in module.instructions:
         if transpose.opcode != "transpose" or not transpose.operands:
             continue
-        if transpose.operand_values[0].shape.dimensions != dimensions:
+        operand = transpose.operand_values[0].shape
+        if operand.is_tuple or _squeezed(operand) != sizes:
             continue
         uses = terminal_uses(module, Value(transpose))
         if uses and all(use.user.custom_call_target == _KERNEL for use in uses):
