@@ -24,8 +24,9 @@ hyper-connections that made the whole training step 1.13 times as fast.
 - Merges whose first axis is the sharded one: the merged axis is sharded the same way.
 - Collectives that the program itself asks for (`all_gather`, `all_to_all`, `ppermute` in a
   `shard_map`).
-- Gathers of parameters that the step updates, or whose axis the batch is sharded over too: weights
-  of fully sharded training are gathered for use anyway.
+- Gathers of parameters that the step updates, or over chips that have each its own part of the
+  batch: weights of fully sharded training are gathered for use anyway. A layer's weight that is cut
+  from a stack in a loop is such a one, too.
 - Values smaller than `min_bytes` (64 KiB).
 
 ## Limits
@@ -432,6 +433,49 @@ _RESHAPE = """\
   %reshape.1 = bf16[2,64,2048]{2,1,0:T(8,128)(2,1)} reshape(%all-gather.1)
 """
 
+_LOOP = """\
+%body (p: (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64])) -> \
+(s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) {
+  %p = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[BATCH,64,2048] get-tuple-element(%p), index=1
+  %w = bf16[3,4,PART,64] get-tuple-element(%p), index=2
+  %constant.1 = s32[] constant(0)
+  %dynamic-slice.1 = bf16[1,4,PART,64] \
+dynamic-slice(%w, %i, %constant.1, %constant.1, %constant.1), dynamic_slice_sizes={1,4,PART,64}
+GATHERED
+  %dot.1 = bf16[BATCH,64,64] dot(%x, %reshape.1), lhs_contracting_dims={2}, rhs_contracting_dims={0}
+  %broadcast.1 = bf16[BATCH,64,32,64] broadcast(%dot.1), dimensions={0,1,3}
+  %reshape.2 = bf16[BATCH,64,2048] reshape(%broadcast.1)
+  %constant.2 = s32[] constant(1)
+  %add.1 = s32[] add(%i, %constant.2)
+  ROOT %tuple.1 = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) tuple(%add.1, %reshape.2, %w)
+}
+
+%condition (q: (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64])) -> pred[] {
+  %q = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %constant.3 = s32[] constant(3)
+  ROOT %compare.1 = pred[] compare(%j, %constant.3), direction=LT
+}
+
+ENTRY %main (x: bf16[BATCH,64,2048], w: f32[3,4,PART,64]) -> bf16[BATCH,64,2048] {
+  %x.1 = bf16[BATCH,64,2048] parameter(0), sharding={devices=[4,1,1]<=[4]}
+  %w.1 = f32[3,4,PART,64] parameter(1), sharding={devices=[1,1,4,1]<=[4]}
+  %convert.1 = bf16[3,4,PART,64] convert(%w.1)
+  %constant.4 = s32[] constant(0)
+  %tuple.2 = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) tuple(%constant.4, %x.1, %convert.1)
+  %while.1 = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) while(%tuple.2), \
+condition=%condition, body=%body
+  ROOT %x.2 = bf16[BATCH,64,2048] get-tuple-element(%while.1), index=1
+}
+"""
+_MERGED_LAYER = "  %reshape.1 = bf16[2048,64] reshape(%dynamic-slice.1)"
+_GATHERED_LAYER = """\
+  %all-gather.1 = bf16[1,4,512,64] all-gather(%dynamic-slice.1), replica_groups={{0,1,2,3}}, \
+dimensions={2}
+  %reshape.1 = bf16[2048,64] bitcast(%all-gather.1)"""
+
 EXAMPLES = (
     Example(
         "an activation is gathered, to merge its last two axes and contract them",
@@ -483,6 +527,64 @@ replica_groups={{0,1,2,3}}, dimensions={2}
             + "\n"
             + _RESHAPE
             + _DOT,
+        },
+    ),
+    Example(
+        "an activation, in a step that updates nothing, beside a weight whose rows are sharded",
+        1,
+        {
+            "before_optimizations": _BEFORE.replace(
+                "parameter(1)", "parameter(1), sharding={replicated}"
+            ),
+            "final": (_HEAD + _GATHER + "\n" + _RESHAPE + _DOT)
+            .replace("w: bf16[2048,8])", "w: bf16[2048,8], rows: bf16[128,512])")
+            .replace(
+                "  %all-gather.1",
+                "  %rows = bf16[128,512]{1,0:T(8,128)(2,1)} parameter(2), "
+                "sharding={devices=[4,1]<=[4]}\n  %all-gather.1",
+            ),
+        },
+        {"all-gather": 1},
+    ),
+    Example(
+        "near miss: a weight, in a step that updates nothing, for a batch on the same chips",
+        0,
+        {
+            "before_optimizations": """\
+HloModule jit_step, num_partitions=4
+
+ENTRY %main (x: bf16[8,64,2048], w: bf16[4,512,64]) -> bf16[8,64,64] {
+  %x = bf16[8,64,2048] parameter(0), sharding={devices=[4,1,1]<=[4]}
+  %w = bf16[4,512,64] parameter(1), sharding={devices=[1,4,1]<=[4]}
+  %reshape.1 = bf16[2048,64] reshape(%w)
+  ROOT %dot.1 = bf16[8,64,64] dot(%x, %reshape.1), lhs_contracting_dims={2}, \
+rhs_contracting_dims={0}
+}
+""",
+            "final": """\
+HloModule jit_step, is_scheduled=true, num_partitions=4
+
+ENTRY %main (x: bf16[2,64,2048], w: bf16[4,128,64]) -> bf16[2,64,64] {
+  %x = bf16[2,64,2048] parameter(0), sharding={devices=[4,1,1]<=[4]}
+  %w = bf16[4,128,64] parameter(1), sharding={devices=[1,4,1]<=[4]}
+  %all-gather.1 = bf16[4,512,64] all-gather(%w), replica_groups={{0,1,2,3}}, dimensions={1}
+  %bitcast.1 = bf16[2048,64] bitcast(%all-gather.1)
+  ROOT %dot.1 = bf16[2,64,64] dot(%x, %bitcast.1), lhs_contracting_dims={2}, \
+rhs_contracting_dims={0}
+}
+""",
+        },
+    ),
+    Example(
+        "near miss: a weight cut from a stack in a loop, and gathered for use by a layer",
+        0,
+        {
+            "before_optimizations": "HloModule jit_step, num_partitions=4\n\n"
+            + _LOOP.replace("BATCH", "8").replace("PART", "512").replace("GATHERED", _MERGED_LAYER),
+            "final": "HloModule jit_step, is_scheduled=true, num_partitions=4\n\n"
+            + _LOOP.replace("BATCH", "2")
+            .replace("PART", "128")
+            .replace("GATHERED", _GATHERED_LAYER),
         },
     ),
     Example(

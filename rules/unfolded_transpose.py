@@ -371,6 +371,52 @@ EXAMPLES = (
         {"of-operand": 1},
     ),
     Example(
+        "a weight cut from a stack in a loop, which each turn copies for its kernel",
+        1,
+        {
+            "before_layout_assignment": _BEFORE_KERNEL,
+            "final": """\
+HloModule jit_step, is_scheduled=true, num_partitions=4
+
+%body (p: (s32[], bf16[256,128], bf16[3,256,128])) -> (s32[], bf16[256,128], bf16[3,256,128]) {
+  %p = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %g = bf16[256,128]{1,0} get-tuple-element(%p), index=1
+  %w = bf16[3,256,128]{2,1,0} get-tuple-element(%p), index=2
+  %constant.1 = s32[] constant(0)
+  %dynamic-slice.1 = bf16[1,256,128]{2,1,0} dynamic-slice(%w, %i, %constant.1, %constant.1), \
+dynamic_slice_sizes={1,256,128}
+  %copy.1 = bf16[1,256,128]{1,2,0} copy(%dynamic-slice.1)
+  %bitcast.1 = bf16[128,256]{1,0} bitcast(%copy.1)
+  %custom-call.1 = bf16[256,128]{1,0} custom-call(%g, %bitcast.1), \
+custom_call_target="tpu_custom_call"
+  %constant.2 = s32[] constant(1)
+  %add.1 = s32[] add(%i, %constant.2)
+  ROOT %tuple.1 = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) \
+tuple(%add.1, %custom-call.1, %w)
+}
+
+%condition (q: (s32[], bf16[256,128], bf16[3,256,128])) -> pred[] {
+  %q = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %constant.3 = s32[] constant(3)
+  ROOT %compare.1 = pred[] compare(%j, %constant.3), direction=LT
+}
+
+ENTRY %main (g: bf16[256,128], w: bf16[3,256,128]) -> bf16[256,128] {
+  %g.1 = bf16[256,128]{1,0} parameter(0)
+  %w.1 = bf16[3,256,128]{2,1,0} parameter(1)
+  %constant.4 = s32[] constant(0)
+  %tuple.2 = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) tuple(%constant.4, %g.1, %w.1)
+  %while.1 = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) while(%tuple.2), \
+condition=%condition, body=%body
+  ROOT %g.2 = bf16[256,128]{1,0} get-tuple-element(%while.1), index=1
+}
+""",
+        },
+        {"of-operand": 1},
+    ),
+    Example(
         "a weight that is not stored row-major, for a kernel that reads it as it is",
         1,
         {

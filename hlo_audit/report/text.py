@@ -22,7 +22,14 @@ from hlo_audit.hlo import SourceLocation
 from hlo_audit.report import Report
 from hlo_audit.report.listed import offered_fixes
 from hlo_audit.report.sources import shown
-from hlo_audit.report.wording import cost_of, format_cost, headline, not_audited, plain
+from hlo_audit.report.wording import (
+    cost_of,
+    format_bytes,
+    format_cost,
+    headline,
+    not_audited,
+    plain,
+)
 from hlo_audit.rule import Finding, Rule
 
 MOST_FINDINGS = 12
@@ -221,7 +228,8 @@ def _finding(group: Sequence[Finding]) -> Iterator[RenderableType]:
     if finding.executions is None:
         facts.append("in a loop of unknown trips")
     elif finding.executions != 1:
-        facts.append(f"runs {finding.executions} times")
+        once = f"{format_bytes(finding.bytes)} " if finding.bytes else ""
+        facts.append(f"{once}x {finding.executions} runs")
     yield Indented(Text("; ".join(fact for fact in facts if fact), "dim"), 6, hanging=2)
     if finding.source is not None:
         yield Indented(Text(_location(finding.source), "dim"), 6, hanging=2)

@@ -42,9 +42,7 @@ def _matmul(a: Any, b: Any) -> Any:
 def _on_each_device(mesh: Any, count: int) -> Any:
     """The arrays cut along their first axis, but for stacked weights: along their second."""
     specs = (P("fsdp"), *(P(None, "fsdp"),) * (count - 1))
-    return partial(
-        jax.shard_map, mesh=mesh, in_specs=specs, out_specs=P("fsdp"), check_vma=False
-    )
+    return partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=P("fsdp"), check_vma=False)
 
 
 def scanned_swapped_weights(mesh: jax.sharding.Mesh) -> Program:
