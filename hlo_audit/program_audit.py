@@ -108,9 +108,18 @@ class ProgramAudit:
         return {r.code: None if r.code in self.skipped else found[r.code] for r in self.rules}
 
     def fixes_of(self, finding: Finding) -> tuple[str, ...]:
-        """The fixes of a finding, less those that are in place or known not to help here."""
+        """The fixes of a finding, less those that are in place or known not to help here.
+
+        A reference model is offered its own layouts alone, any other program those of all models.
+        """
         rule = next(rule for rule in self.rules if rule.code == finding.rule)
-        helps = {fix.name for fix in rule.fixes if self._may_help(fix, rule)}
+        models = {fix.model for known in self.rules for fix in known.fixes}
+        helps = {
+            fix.name
+            for fix in rule.fixes
+            if self._may_help(fix, rule)
+            and (fix.model == self.program or self.program not in models)
+        }
         return tuple(name for name in finding.fixes if name in helps and name != self.layout)
 
     def _may_help(self, fix: LayoutFix, rule: Rule) -> bool:

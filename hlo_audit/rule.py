@@ -67,6 +67,13 @@ class Finding:
     fixes: tuple[str, ...]
 
     @property
+    def executed_bytes(self) -> int | None:
+        """``bytes`` of all runs in one step; ``None`` where these or their number are not known."""
+        if self.bytes is None or self.executions is None:
+            return None
+        return self.bytes * self.executions
+
+    @property
     def fingerprint(self) -> str:
         """Names the same finding in another compile: of rule, opcode, shape, layouts, op_name,
         function and what tells alike ones apart (the argument, the sharding); never of an

@@ -24,8 +24,9 @@ hyper-connections that made the whole training step 1.13 times as fast.
 - Merges whose first axis is the sharded one: the merged axis is sharded the same way.
 - Collectives that the program itself asks for (`all_gather`, `all_to_all`, `ppermute` in a
   `shard_map`).
-- Gathers of parameters that the step updates, or whose axis the batch is sharded over too: weights
-  of fully sharded training are gathered for use anyway.
+- Gathers of parameters that the step updates, or over chips that have each its own part of the
+  batch: weights of fully sharded training are gathered for use anyway. A layer's weight that is cut
+  from a stack in a loop is such a one, too.
 - Values smaller than `min_bytes` (64 KiB).
 
 ## Limits
@@ -44,7 +45,7 @@ from typing import NamedTuple
 from hlo_audit.errors import RefusedReshapeError
 from hlo_audit.hlo import Instruction, Module, Shape, SourceLocation, Value
 from hlo_audit.hlo.attributes import is_number, parse_integers
-from hlo_audit.hlo.dataflow import MOVES, Site, follow, origin, trace_back
+from hlo_audit.hlo.dataflow import MOVES, Site, follow, origin_outside_loops, trace_back
 from hlo_audit.rule import (
     MOST_FRAMES,
     Agreement,
@@ -71,6 +72,8 @@ _KEEPS_AXES = MOVES | {
     *("exponential", "log", "logistic", "tanh", "rsqrt", "sqrt", "abs", "power", "compare", "and"),
     *("custom-call", "broadcast"),
 }
+# From a stack of layers' values to one layer's.
+_CUT = frozenset({"convert", "reshape", "slice", "dynamic-slice"})
 # What jax calls the collectives that a program itself asks for.
 _USER_WRITTEN = frozenset(
     {
@@ -78,6 +81,9 @@ _USER_WRITTEN = frozenset(
         *("ragged_all_to_all", "ppermute", "pshuffle", "pbroadcast"),
     }
 )
+
+
+Partner = tuple[Value, tuple[int, ...]]
 
 
 class Merge(NamedTuple):
@@ -89,6 +95,7 @@ class Merge(NamedTuple):
         first: the place of the first of the merged ones among them.
         end: the place behind the last.
         sums: what remains of each contraction or reduction of the merged axis.
+        partners: what the merged axis is contracted with, each with its contracted dimensions.
     """
 
     reshape: Instruction
@@ -96,6 +103,7 @@ class Merge(NamedTuple):
     first: int
     end: int
     sums: tuple[Shape, ...]
+    partners: tuple[Partner, ...]
 
     @property
     def factors(self) -> tuple[int, ...]:
@@ -116,11 +124,12 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
         result = _result(collective)
         if result is None or result.shape.logical_bytes < context.option("min_bytes"):
             continue
-        if is_gather and _is_weight_gather(module, collective, updated):
-            continue
         forced = _forced_by(module, collective, result, merges)
-        if forced is not None:
-            yield _finding(module, context, before, collective, result, *forced)
+        if forced is None:
+            continue
+        if is_gather and _is_weight_gather(module, before, collective, updated, forced[0]):
+            continue
+        yield _finding(module, context, before, collective, result, *forced)
 
 
 # -- a program that jax refuses
@@ -180,9 +189,10 @@ def _contracted_merges(before: Module) -> Iterator[Merge]:
         sizes, merged = _without_ones(operand), _without_ones(reshape.shape)
         group = _merged_group(sizes, merged)
         if group is not None:
-            sums = tuple(_sums(before, reshape, _axis_of(reshape.shape, group[0])))
-            if sums:
-                yield Merge(reshape, sizes, *group, sums)
+            found = list(_sums(before, reshape, _axis_of(reshape.shape, group[0])))
+            if found:
+                partners = tuple(partner for _, partner in found if partner is not None)
+                yield Merge(reshape, sizes, *group, tuple(shape for shape, _ in found), partners)
 
 
 def _merged_group(sizes: Sequence[int], merged: Sequence[int]) -> tuple[int, int] | None:
@@ -202,23 +212,30 @@ def _axis_of(shape: Shape, place: int) -> int:
     return [d for d, size in enumerate(shape.dimensions) if size != 1][place]
 
 
-def _sums(before: Module, reshape: Instruction, axis: int) -> Iterator[Shape]:
-    """What is left of each contraction or reduction over ``axis`` of the reshape's result."""
+def _sums(
+    before: Module, reshape: Instruction, axis: int
+) -> Iterator[tuple[Shape, Partner | None]]:
+    """What is left of each contraction or reduction over ``axis`` of the reshape's result, and what
+    a contraction is with."""
     followed = follow(before, Value(reshape), through=_KEEPS_AXES)
     size = reshape.shape.dimensions[axis]
     for user, operand, _ in followed.uses if followed else ():
         if operand >= len(user.operands):
             continue
         shape = user.operand_values[operand].shape
-        if user.opcode == "dot" and operand < 2:
-            side = ("lhs", "rhs")[operand]
-            over = _integers(user, f"{side}_contracting_dims")
+        partner: Partner | None = None
+        if user.opcode == "dot" and operand < 2 and len(user.operands) == 2:
+            sides = ("lhs", "rhs")
+            over = _integers(user, f"{sides[operand]}_contracting_dims")
+            other = 1 - operand
+            contracted = _integers(user, f"{sides[other]}_contracting_dims")
+            partner = (user.operand_values[other], contracted)
         elif user.opcode == "reduce":
             over = _integers(user, "dimensions")
         else:
             continue
         if any(d < shape.rank and shape.dimensions[d] == size for d in over):
-            yield user.shape.elements[0] if user.shape.is_tuple else user.shape
+            yield user.shape.elements[0] if user.shape.is_tuple else user.shape, partner
 
 
 def _integers(instruction: Instruction, attribute: str) -> tuple[int, ...]:
@@ -243,24 +260,44 @@ def _result(collective: Instruction) -> Value | None:
     return Value(ends[0]) if ends and not ends[0].shape.is_tuple else None
 
 
-def _is_weight_gather(module: Module, gather: Instruction, updated: set[int]) -> bool:
+def _is_weight_gather(
+    module: Module, before: Module, gather: Instruction, updated: set[int], merge: Merge
+) -> bool:
     """Whether what is gathered is a parameter that fully sharded training keeps in pieces."""
-    source = origin(module, Site(gather.operand_values[0]), through=MOVES | {"convert"})
-    parameter = source.instruction
+    parameter = _made_of(module, gather, through=MOVES | _CUT)
     if parameter.opcode != "parameter" or parameter.computation is not module.entry:
         return False
     if parameter.parameter_number in updated:
         return True
-    own = _shards(parameter)
+    # A step that updates nothing tells weights from activations by what is sharded over the batch.
+    members = _group_size(module, gather)
+    contracted_with = {_has_the_batch(before, *partner, members) for partner in merge.partners}
+    if contracted_with - {None}:
+        return True in contracted_with
+    # Not every compiler writes shardings into its final module.
+    shards = {one.parameter_number: _shards(one) for one in before.entry.parameters}
+    own = shards.get(parameter.parameter_number, ())
     if own and own[0] > 1 and len([cuts for cuts in own if cuts > 1]) > 1:
         return False  # an activation: it is sharded over the batch as well
-    members = _group_size(module, gather)
     return any(
-        shards[0] == members
-        for other in module.entry.parameters
-        if other is not parameter and other.parameter_number not in updated
-        if (shards := _shards(other))
+        cuts[0] > 1 and cuts[0] % members == 0
+        for number, cuts in shards.items()
+        if cuts and number != parameter.parameter_number and number not in updated
     )
+
+
+def _has_the_batch(
+    before: Module, partner: Value, contracted: tuple[int, ...], members: int
+) -> bool | None:
+    """Whether the chips that gather have each its own part of what the merge is contracted with,
+    along its first axis; ``None`` where nothing says how it is sharded."""
+    for site in trace_back(before, Site(partner), through=MOVES | {"convert"}):
+        sharding = site.instruction.sharding
+        if sharding is None or sharding.kind not in ("tiled", "replicated"):
+            continue
+        first = sharding.shards[0] if sharding.shards else 1
+        return 0 not in contracted and first > 1 and first % members == 0
+    return None
 
 
 def _shards(parameter: Instruction) -> tuple[int, ...]:
@@ -269,6 +306,10 @@ def _shards(parameter: Instruction) -> tuple[int, ...]:
 
 
 def _group_size(module: Module, collective: Instruction) -> int:
+    if collective.opcode in _GATHERS:
+        result, operand = _result(collective), collective.operand_values[0]
+        if result is not None and not operand.shape.is_tuple:
+            return max(result.shape.logical_bytes // max(operand.shape.logical_bytes, 1), 1)
     groups = collective.replica_groups(module.device_count)
     return max(map(len, groups), default=1) if groups else module.device_count
 
@@ -397,10 +438,17 @@ def _wire_bytes(kind: str, result_bytes: int, members: int) -> int:
 
 def _tensor(module: Module, collective: Instruction) -> str:
     """What is gathered, in words: the argument, or the operation that makes it."""
-    source = origin(module, Site(collective.operand_values[0]), through=_REARRANGES).instruction
-    if source.opcode == "parameter" and source.computation is module.entry:
+    source = _made_of(module, collective, through=_REARRANGES | _CUT)
+    if source.opcode != "parameter":
+        return f"the result of {source.op_name.rpartition('/')[2] or source.opcode}"
+    if source.computation is module.entry:
         return f"parameter {source.op_name or source.parameter_number}"
-    return f"the result of {source.op_name.rpartition('/')[2] or source.opcode}"
+    return "a value that a loop carries"
+
+
+def _made_of(module: Module, collective: Instruction, *, through: frozenset[str]) -> Instruction:
+    operand = Site(collective.operand_values[0])
+    return origin_outside_loops(module, operand, through=through).instruction
 
 
 _BEFORE = """\
@@ -432,6 +480,49 @@ replica_groups={{0,1,2,3}}, dimensions={3}"""
 _RESHAPE = """\
   %reshape.1 = bf16[2,64,2048]{2,1,0:T(8,128)(2,1)} reshape(%all-gather.1)
 """
+
+_LOOP = """\
+%body (p: (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64])) -> \
+(s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) {
+  %p = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[BATCH,64,2048] get-tuple-element(%p), index=1
+  %w = bf16[3,4,PART,64] get-tuple-element(%p), index=2
+  %constant.1 = s32[] constant(0)
+  %dynamic-slice.1 = bf16[1,4,PART,64] \
+dynamic-slice(%w, %i, %constant.1, %constant.1, %constant.1), dynamic_slice_sizes={1,4,PART,64}
+GATHERED
+  %dot.1 = bf16[BATCH,64,64] dot(%x, %reshape.1), lhs_contracting_dims={2}, rhs_contracting_dims={0}
+  %broadcast.1 = bf16[BATCH,64,32,64] broadcast(%dot.1), dimensions={0,1,3}
+  %reshape.2 = bf16[BATCH,64,2048] reshape(%broadcast.1)
+  %constant.2 = s32[] constant(1)
+  %add.1 = s32[] add(%i, %constant.2)
+  ROOT %tuple.1 = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) tuple(%add.1, %reshape.2, %w)
+}
+
+%condition (q: (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64])) -> pred[] {
+  %q = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %constant.3 = s32[] constant(3)
+  ROOT %compare.1 = pred[] compare(%j, %constant.3), direction=LT
+}
+
+ENTRY %main (x: bf16[BATCH,64,2048], w: f32[3,4,PART,64]) -> bf16[BATCH,64,2048] {
+  %x.1 = bf16[BATCH,64,2048] parameter(0), sharding={devices=[4,1,1]<=[4]}
+  %w.1 = f32[3,4,PART,64] parameter(1), sharding={devices=[1,1,4,1]<=[4]}
+  %convert.1 = bf16[3,4,PART,64] convert(%w.1)
+  %constant.4 = s32[] constant(0)
+  %tuple.2 = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) tuple(%constant.4, %x.1, %convert.1)
+  %while.1 = (s32[], bf16[BATCH,64,2048], bf16[3,4,PART,64]) while(%tuple.2), \
+condition=%condition, body=%body
+  ROOT %x.2 = bf16[BATCH,64,2048] get-tuple-element(%while.1), index=1
+}
+"""
+_MERGED_LAYER = "  %reshape.1 = bf16[2048,64] reshape(%dynamic-slice.1)"
+_GATHERED_LAYER = """\
+  %all-gather.1 = bf16[1,4,512,64] all-gather(%dynamic-slice.1), replica_groups={{0,1,2,3}}, \
+dimensions={2}
+  %reshape.1 = bf16[2048,64] bitcast(%all-gather.1)"""
 
 EXAMPLES = (
     Example(
@@ -484,6 +575,63 @@ replica_groups={{0,1,2,3}}, dimensions={2}
             + "\n"
             + _RESHAPE
             + _DOT,
+        },
+    ),
+    Example(
+        "an activation, in a step that updates nothing, beside a weight whose rows are sharded",
+        1,
+        {
+            "before_optimizations": _BEFORE.replace(
+                "parameter(1)", "parameter(1), sharding={replicated}"
+            )
+            .replace("w: bf16[2048,8])", "w: bf16[2048,8], rows: bf16[512,512])")
+            .replace(
+                "  %reshape.1",
+                "  %rows = bf16[512,512] parameter(2), sharding={devices=[4,1]<=[4]}\n  %reshape.1",
+            ),
+            "final": _HEAD + _GATHER + "\n" + _RESHAPE + _DOT,
+        },
+        {"all-gather": 1},
+    ),
+    Example(
+        "near miss: a weight, in a step that updates nothing, for a batch on the same chips",
+        0,
+        {
+            "before_optimizations": """\
+HloModule jit_step, num_partitions=4
+
+ENTRY %main (x: bf16[8,64,2048], w: bf16[4,512,64]) -> bf16[8,64,64] {
+  %x = bf16[8,64,2048] parameter(0), sharding={devices=[4,1,1]<=[4]}
+  %w = bf16[4,512,64] parameter(1), sharding={devices=[1,4,1]<=[4]}
+  %reshape.1 = bf16[2048,64] reshape(%w)
+  ROOT %dot.1 = bf16[8,64,64] dot(%x, %reshape.1), lhs_contracting_dims={2}, \
+rhs_contracting_dims={0}
+}
+""",
+            "final": """\
+HloModule jit_step, is_scheduled=true, num_partitions=4
+
+ENTRY %main (x: bf16[2,64,2048], w: bf16[4,128,64]) -> bf16[2,64,64] {
+  %x = bf16[2,64,2048] parameter(0)
+  %w = bf16[4,128,64] parameter(1)
+  %all-gather.1 = bf16[4,512,64] all-gather(%w), replica_groups={{0,1,2,3}}, dimensions={1}
+  %bitcast.1 = bf16[2048,64] bitcast(%all-gather.1)
+  ROOT %dot.1 = bf16[2,64,64] dot(%x, %bitcast.1), lhs_contracting_dims={2}, \
+rhs_contracting_dims={0}
+}
+""",
+        },
+    ),
+    Example(
+        "near miss: a weight cut from a stack in a loop, and gathered for use by a layer",
+        0,
+        {
+            "before_optimizations": "HloModule jit_step, num_partitions=4\n\n"
+            + _LOOP.replace("BATCH", "8").replace("PART", "512").replace("GATHERED", _MERGED_LAYER),
+            "final": "HloModule jit_step, is_scheduled=true, num_partitions=4\n\n"
+            + _LOOP.replace("BATCH", "2")
+            .replace("PART", "128")
+            .replace("GATHERED", _GATHERED_LAYER),
         },
     ),
     Example(

@@ -51,8 +51,7 @@ from hlo_audit.hlo.dataflow import (
     MOVES,
     Site,
     Use,
-    origin,
-    origin_before_prefetch,
+    origin_outside_loops,
     terminal_uses,
 )
 from hlo_audit.hlo.dots import swaps_operands
@@ -232,25 +231,10 @@ def _copies_for_kernels(module: Module, context: Context) -> Iterator[Finding]:
 
 def _weight(final: Module, copy: Instruction) -> Instruction | None:
     """The argument that ``copy`` is of; ``None`` for a value that is computed."""
-    source = origin_before_prefetch(final, Site(copy.operand_values[0]), through=_USED_AS_WEIGHT)
-    value = source.value
-    while (outside := _loop_invariant(final, value)) is not None:
-        value = origin_before_prefetch(final, Site(outside), through=_USED_AS_WEIGHT).value
-    parameter = value.instruction
+    source = Site(copy.operand_values[0])
+    parameter = origin_outside_loops(final, source, through=_USED_AS_WEIGHT).instruction
     is_argument = parameter.opcode == "parameter" and parameter.computation is final.entry
     return parameter if is_argument else None
-
-
-def _loop_invariant(final: Module, value: Value) -> Value | None:
-    """What a value that a loop hands from turn to turn as it is was at first."""
-    parameter, index = value
-    callers = final.callers(parameter.computation) if parameter.opcode == "parameter" else ()
-    loops = [caller for caller in callers if caller.opcode == "while" and caller.operands]
-    if len(callers) != 1 or len(loops) != 1 or not index:
-        return None
-    root = parameter.computation.root
-    handed_on = origin(final, Site(Value(root, index)), through=frozenset())
-    return Value(loops[0].operands[0], index) if handed_on == Site(value) else None
 
 
 def _operand_finding(
@@ -293,12 +277,16 @@ def _printed_layout(weight: Instruction) -> str:
 
 
 def _transpose_for(module: Module, copy: Instruction) -> Instruction | None:
-    """The transpose that became ``copy``: of such a buffer, into kernels alone."""
-    dimensions = copy.shape.dimensions
+    """The transpose that became ``copy``: of such a buffer, into kernels alone.
+
+    Dimensions of size 1 are left out: a layer's slice of a stack has a leading one.
+    """
+    sizes = _squeezed(copy.shape)
     for transpose in module.instructions:
         if transpose.opcode != "transpose" or not transpose.operands:
             continue
-        if transpose.operand_values[0].shape.dimensions != dimensions:
+        operand = transpose.operand_values[0].shape
+        if operand.is_tuple or _squeezed(operand) != sizes:
             continue
         uses = terminal_uses(module, Value(transpose))
         if uses and all(use.user.custom_call_target == _KERNEL for use in uses):
@@ -379,6 +367,52 @@ EXAMPLES = (
         {
             "before_layout_assignment": _BEFORE_KERNEL,
             "final": _KERNEL_HEAD + _ROW_MAJOR + _TURNED + _CALL,
+        },
+        {"of-operand": 1},
+    ),
+    Example(
+        "a weight cut from a stack in a loop, which each turn copies for its kernel",
+        1,
+        {
+            "before_layout_assignment": _BEFORE_KERNEL,
+            "final": """\
+HloModule jit_step, is_scheduled=true, num_partitions=4
+
+%body (p: (s32[], bf16[256,128], bf16[3,256,128])) -> (s32[], bf16[256,128], bf16[3,256,128]) {
+  %p = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %g = bf16[256,128]{1,0} get-tuple-element(%p), index=1
+  %w = bf16[3,256,128]{2,1,0} get-tuple-element(%p), index=2
+  %constant.1 = s32[] constant(0)
+  %dynamic-slice.1 = bf16[1,256,128]{2,1,0} dynamic-slice(%w, %i, %constant.1, %constant.1), \
+dynamic_slice_sizes={1,256,128}
+  %copy.1 = bf16[1,256,128]{1,2,0} copy(%dynamic-slice.1)
+  %bitcast.1 = bf16[128,256]{1,0} bitcast(%copy.1)
+  %custom-call.1 = bf16[256,128]{1,0} custom-call(%g, %bitcast.1), \
+custom_call_target="tpu_custom_call"
+  %constant.2 = s32[] constant(1)
+  %add.1 = s32[] add(%i, %constant.2)
+  ROOT %tuple.1 = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) \
+tuple(%add.1, %custom-call.1, %w)
+}
+
+%condition (q: (s32[], bf16[256,128], bf16[3,256,128])) -> pred[] {
+  %q = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %constant.3 = s32[] constant(3)
+  ROOT %compare.1 = pred[] compare(%j, %constant.3), direction=LT
+}
+
+ENTRY %main (g: bf16[256,128], w: bf16[3,256,128]) -> bf16[256,128] {
+  %g.1 = bf16[256,128]{1,0} parameter(0)
+  %w.1 = bf16[3,256,128]{2,1,0} parameter(1)
+  %constant.4 = s32[] constant(0)
+  %tuple.2 = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) tuple(%constant.4, %g.1, %w.1)
+  %while.1 = (s32[], bf16[256,128]{1,0}, bf16[3,256,128]{2,1,0}) while(%tuple.2), \
+condition=%condition, body=%body
+  ROOT %g.2 = bf16[256,128]{1,0} get-tuple-element(%while.1), index=1
+}
+""",
         },
         {"of-operand": 1},
     ),

@@ -276,6 +276,10 @@ def test_only_a_custom_call_has_a_target(target: str, value: str) -> None:
         ("mesh['a'=2,'b'=4] {'a','b':(2)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
         ("mesh['a'=8] {'a':(1)2,'a':(4)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
         ("mesh['a'=2,'b'=4] {'b':(1)2,'b':(2)2}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        # A mesh of other devices than 0, 1, ...: here of 0, 4, 1, 5, 2, 6, 3, 7.
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['a'=4,'b'=2], device_ids=([8]) {'b'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
     ],
 )
 def test_replica_groups_are_as_worked_out_by_hand(text: str, groups: list[list[int]]) -> None:
@@ -322,6 +326,14 @@ def test_replica_groups_of_an_unknown_form_are_none_and_kept_raw(text: str) -> N
     collective = instruction(f", replica_groups={text}", opcode="all-reduce")
     assert collective.replica_groups(8) is None
     assert collective.attributes["replica_groups"] == text
+
+
+@pytest.mark.parametrize(
+    "devices", ["([2,2])", "([2,4]T(1,1))", "([9999999999])", "(3,2,1,0)", "([4],[2])"]
+)
+def test_a_mesh_of_devices_of_an_unknown_form_gives_no_groups(devices: str) -> None:
+    text = f", replica_groups=mesh['a'=4,'b'=2], device_ids={devices} {{'a'}}"
+    assert instruction(text, opcode="all-reduce").replica_groups(8) is None
 
 
 def test_all_devices_of_an_absurd_number_are_no_group() -> None:

@@ -32,6 +32,7 @@ from hlo_audit.program_audit import Cost, ProgramAudit, audit_recorded
 from hlo_audit.report import Report
 from hlo_audit.report.formats import FORMATS, Destination, Format, plan_outputs, render
 from hlo_audit.report.github import render_github
+from hlo_audit.report.json import to_json
 from hlo_audit.report.junit import render_junit
 from hlo_audit.report.listed import listed
 from hlo_audit.report.markdown import MARKER, render_markdown
@@ -310,6 +311,31 @@ def test_what_fails_the_gate_comes_first_then_the_most_costly() -> None:
         "cheap",
     ]
     assert listed(report, show_all=True)[-1].finding.message == "a note"
+
+
+def test_what_runs_in_a_loop_is_told_by_its_run_and_by_its_step(repository: Repository) -> None:
+    in_loop = finding("in a loop", executions=12)
+    unknown = finding("in a loop without a known end", executions=None)
+    moves_nothing = finding("no bytes", bytes=None, executions=3)
+    (program,) = to_json(reported(audited(in_loop, unknown, moves_nothing)))["programs"]
+    assert [(f["bytes"], f["executions"], f["executed_bytes"]) for f in program["findings"]] == [
+        (512, 12, 6144),
+        (512, None, None),
+        (None, 3, None),
+    ]
+    text = render("text", reported(audited(in_loop)), repository)
+    assert "6.14 kB, 1,200 est. cycles a step; 512 B x 12 runs" in " ".join(text.split())
+
+
+def test_a_reference_model_is_offered_its_own_layouts_alone() -> None:
+    other = replace(FIX, name="split", model="mhc")
+    rules = (replace(RULE, fixes=(FIX, other)), OTHER)
+    found = finding(fixes=("turned", "split"))
+    offered = {
+        program: audited(found, program=program, rules=rules).fixes_of(found)
+        for program in ("lm-head", "mhc", "train")
+    }
+    assert offered == {"lm-head": ("turned",), "mhc": ("split",), "train": ("turned", "split")}
 
 
 def test_notes_are_listed_where_they_fail_the_gate() -> None:

@@ -33,7 +33,9 @@ _AXIS_SIZE = re.compile(r"'([^']*+)'=(\d++)")
 _TILE_ASSIGNMENT = re.compile(
     r"\[([\d,]++)\](?:<=\[([\d,]++)\](?:T\(([\d,]++)\))?|((?:\d++,?)++)?)"
 )
-_MESH_GROUPS = re.compile(r"@?mesh\[([^\]]*+)\]\s*+\{([^{}]*+)\}")
+_MESH_GROUPS = re.compile(
+    r"@?mesh\[([^\]]*+)\](?:,\s*+device_ids=\(\[([\d,]++)\](?:T\(([\d,]++)\))?\))?\s*+\{([^{}]*+)\}"
+)
 
 CALLING_ATTRIBUTES = (
     "calls",
@@ -192,7 +194,8 @@ def parse_replica_groups(text: str, device_count: int) -> tuple[tuple[int, ...],
     """Read replica groups in any printed form; ``{}`` is one group of all devices.
 
     Forms: ``{{0,1},{2,3}}``, ``[2,4]<=[4,2]T(1,0)``, ``mesh['a'=2,'b'=4] {'b'}``. In the last, the
-    devices of one group differ in the axes named in braces only, the first named moving slowest.
+    devices of one group differ in the axes named in braces only, the first named moving slowest;
+    ``mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}`` says which devices the mesh is made of.
 
     Raises:
         ValueError: for any other form.
@@ -214,7 +217,13 @@ def parse_replica_groups(text: str, device_count: int) -> tuple[tuple[int, ...],
     sizes = {name: int(size) for name, size in _AXIS_SIZE.findall(match[1])}
     if "device_ids" in match[1]:
         raise ValueError(f"replica groups {text!r} are of no known form")
-    return _mesh_groups(sizes, _AXIS.findall(match[2]))
+    places = _mesh_groups(sizes, _AXIS.findall(match[4]))
+    if match[2] is None:
+        return places
+    devices = _iota_devices(match[2], match[3])
+    if len(devices) != math.prod(sizes.values()):
+        raise ValueError(f"a mesh of {math.prod(sizes.values())} with {len(devices)} devices")
+    return tuple(tuple(devices[place] for place in group) for group in places)
 
 
 def _iota_devices(dimensions_text: str, permutation_text: str | None) -> list[int]:

@@ -100,6 +100,32 @@ def origin_before_prefetch(module: Module, site: Site, *, through: frozenset[str
     return source
 
 
+def origin_outside_loops(module: Module, site: Site, *, through: frozenset[str]) -> Site:
+    """As :func:`origin_before_prefetch`, and out of each loop that hands the value on unchanged.
+
+    What a loop changes from turn to turn ends at the parameter of its body.
+    """
+    source = origin_before_prefetch(module, site, through=through)
+    for _ in range(_MAX_STEPS):
+        initial = _before_the_loop(module, source.value)
+        if initial is None:
+            break
+        source = origin_before_prefetch(module, Site(initial), through=through)
+    return source
+
+
+def _before_the_loop(module: Module, value: Value) -> Value | None:
+    """What an element of a loop's tuple was at first, if each turn hands it on as it is."""
+    parameter, index = value
+    if parameter.opcode != "parameter" or not index:
+        return None
+    callers = module.callers(parameter.computation)
+    if len(callers) != 1 or callers[0].opcode != "while" or not callers[0].operands:
+        return None
+    handed_on = origin(module, Site(Value(parameter.computation.root, index)))
+    return Value(callers[0].operands[0], index) if handed_on == Site(value) else None
+
+
 def trace_back(module: Module, site: Site, *, through: frozenset[str] = MOVES) -> Iterator[Site]:
     """Every place on the way of :func:`origin`, from ``site`` to what makes the value."""
     value, calls = site

@@ -227,6 +227,9 @@ class Instruction:
         text = self.attributes.get("replica_groups")
         if text is None:
             return None
+        devices = self.attributes.get("device_ids")
+        if devices is not None and "mesh[" in text:  # the comma between is one of the form itself
+            text = f"{text}, device_ids={devices}"
         try:
             return read.parse_replica_groups(text, device_count)
         except ValueError:

@@ -95,6 +95,7 @@ def _finding(
         "shape": finding.shape,
         "bytes": finding.bytes,
         "executions": finding.executions,
+        "executed_bytes": finding.executed_bytes,
         "estimated_cycles": finding.estimated_cycles,
         "details": dict(finding.details),
         "op_name": finding.op_name,

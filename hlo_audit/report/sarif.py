@@ -236,6 +236,7 @@ def _result(
                 "shape": finding.shape,
                 "bytes": finding.bytes,
                 "executions": finding.executions,
+                "executedBytes": finding.executed_bytes,
                 "estimatedCycles": finding.estimated_cycles,
                 "opName": finding.op_name,
                 "details": dict(finding.details),

@@ -24,6 +24,7 @@ from hlo_audit.report.listed import breaking_findings, offered_fixes
 from hlo_audit.report.sources import shown
 from hlo_audit.report.wording import (
     cost_of,
+    format_bytes,
     format_cost,
     headline,
     not_audited,
@@ -254,7 +255,8 @@ def _finding(group: Sequence[Finding], *, is_new: bool) -> Iterator[RenderableTy
     if finding.executions is None:
         facts.append("in a loop of unknown trips")
     elif finding.executions != 1:
-        facts.append(f"runs {finding.executions} times")
+        once = f"{format_bytes(finding.bytes)} " if finding.bytes else ""
+        facts.append(f"{once}x {finding.executions} runs")
     yield Indented(Text("; ".join(fact for fact in facts if fact), "dim"), 6, hanging=2)
     if finding.source is not None:
         yield Indented(Text(_location(finding.source), "dim"), 6, hanging=2)
