@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hlo_audit.audit import audit_lowered
 
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import Compiled, available_platform, compile_programs
@@ -24,6 +23,7 @@ from hlo_audit.gate import judge
 from hlo_audit.hlo import Module
 from hlo_audit.models import ALL_MODELS, mhc
 from hlo_audit.program import MODES, Lowering, find_subjects
+from hlo_audit.program_audit import audit_lowered
 from hlo_audit.report import Report, environment
 from hlo_audit.report.json import to_json
 from hlo_audit.rules import ALL_RULES
@@ -78,7 +78,7 @@ def audit_all(folder: Path) -> dict[str, Any]:
         (outcome,) = compile_programs([subject], into=folder / str(number), cache=cache)
         assert isinstance(outcome, Compiled), outcome
         audit = audit_lowered(subject, outcome.folder, ALL_RULES, {})
-        (program,) = to_json(Report([audit], judge([audit], {}, {}), environment()))["programs"]
+        (program,) = to_json(Report([audit], judge([audit], {}), environment()))["programs"]
         final = read_dump(outcome.folder).modules[-1].final
         assert final is not None
         found[key] = {**program, "all_reduces": all_reduced(final.read())}
@@ -148,7 +148,7 @@ def test_contracting_the_axes_apart_leaves_the_reductions_that_were_foretold(
     flat, split = find(name, mode, "flat"), find(name, mode, "split")
     assert flattens(split) == []
     seq = flat["settings"]["seq"]
-    left = Counter(split["all_reduces"]) - Counter(flat["all_reduces"])
+    left: Counter[str] = Counter(split["all_reduces"]) - Counter(flat["all_reduces"])
     sums = [f"bf16[2,{seq},{MAPS}]", *[f"f32[2,{seq}]"] * 2]
     assert left - Counter(parameter_sums(split)) == Counter(sums)
     ((finding,), bytes_each) = flattens(flat), {"bf16": 2, "f32": 4}

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hlo_audit.audit import ProgramAudit
 
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import available_platform
 from hlo_audit.program import MODES, Lowering
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.rule import Finding
 from hlo_audit.rules import ALL_RULES
 from hlo_audit.run import audit_subjects

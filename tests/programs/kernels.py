@@ -1,6 +1,6 @@
 """Programs that feed Pallas kernels: with weights whose axes are swapped, and with activations."""
 
-# mypy: untyped-calls-exclude=jax
+# mypy: untyped-calls-exclude=jax, allow-untyped-decorators
 from __future__ import annotations
 
 from functools import partial
