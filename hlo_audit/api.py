@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, available_platform
-from hlo_audit.dump import Dump, read_dump
+from hlo_audit.dump import Dump, read_dump, read_dump_of_file
 from hlo_audit.errors import UsageError, unknown_name
 from hlo_audit.gate import judge
 from hlo_audit.live import How, audit_live, make_mesh
@@ -174,15 +174,18 @@ def check(program: Any, *args: Any, max: Mapping[str, int], **options: Any) -> R
     return report
 
 
-def load(folder: Path | str) -> Dump:
+def load(path: Path | str) -> Dump:
     """Read what a dump folder holds: its modules and their snapshots, which are parsed on demand.
+    An HLO file is a dump of one snapshot.
 
     ``load(folder).modules[-1].final.read().to_frame()`` is the module that runs, as a data frame.
 
     Raises:
-        DumpError: for a folder that is missing, cannot be read or holds no module.
+        DumpError: for what is missing, cannot be read or holds no module.
+        ParseError: for a file that holds no whole module.
     """
-    return read_dump(Path(folder))
+    path = Path(path)
+    return read_dump_of_file(path) if path.is_file() else read_dump(path)
 
 
 def _options(given: Mapping[str, Mapping[str, int]]) -> RuleOptions:

@@ -234,6 +234,36 @@ def read_dump(folder: Path) -> Dump:
     return Dump(folder, modules, read_manifest(folder))
 
 
+def read_dump_of_file(path: Path) -> Dump:
+    """A dump of the one module, and the one snapshot of it, that an HLO file holds.
+
+    Its stage is that of its name; under a name that XLA does not give, ``after_optimizations`` for
+    a scheduled module and else ``before_optimizations``.
+
+    Raises:
+        DumpError: where it cannot be read.
+        ParseError: under such a name, where it holds no whole module.
+    """
+    name = parse_file_name(path.name)
+    if name is None:
+        module = read_module(path)
+        final = stage_of_file(path, module) == "final"
+        stage: Stage = "after_optimizations" if final else "before_optimizations"
+        name = FileName(path.name, module.name, None, Snapshot(path, stage))
+    snapshot = replace(name.snapshot, path=path)
+
+    def where(stage: Stage) -> Snapshot | None:
+        return snapshot if snapshot.stage == stage else None
+
+    passes = (snapshot,) if snapshot.stage == "pass" else ()
+    before = where("before_optimizations")
+    ends = where("after_optimizations"), where("after_codegen")
+    module_dump = ModuleDump(
+        path.parent, name.prefix, name.module, name.platform, before, passes, *ends
+    )
+    return Dump(path.parent, (module_dump,), None)
+
+
 def _files(folder: Path) -> Iterator[Path]:
     """The regular files of a folder and of the folders in it, links left out."""
 

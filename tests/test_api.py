@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -27,6 +28,7 @@ from rich.console import Console
 import hlo_audit
 from hlo_audit import live
 from hlo_audit.errors import CompileError, DumpError, UsageError
+from hlo_audit.program_audit import ProgramAudit
 
 TOPOLOGY = "v5p:2x2x1"
 EXPLICIT = "jax-0.12.0-explicit"
@@ -122,6 +124,13 @@ def test_counts_are_summed_and_unknown_where_one_is_unknown(dump: Path) -> None:
     }
 
 
+def test_a_program_that_failed_leaves_no_sum_known(recorded: hlo_audit.Report) -> None:
+    failed = ProgramAudit("step", error=CompileError("the compiler failed"))
+    report = replace(recorded, programs=[*recorded.programs, failed])
+    assert set(report.counts.values()) == {None}
+    assert "the compiler failed" in report._repr_html_()
+
+
 def test_a_report_is_json_by_the_schema(recorded: hlo_audit.Report) -> None:
     schema = json.loads(resources.files("hlo_audit.report").joinpath("schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(recorded.to_json())
@@ -211,6 +220,25 @@ def test_a_dump_is_a_frame_of_its_snapshots(dump: Path) -> None:
     assert "after_codegen" in loaded._repr_html_()
     with pytest.raises(DumpError, match="there is no file or folder"):
         hlo_audit.load("no/such")
+
+
+def test_a_file_is_a_dump_of_one_snapshot(dump: Path, tmp_path: Path) -> None:
+    final = next(dump.glob("*after_codegen.txt"))
+    (module,) = hlo_audit.load(final).modules
+    assert (module.name, module.platform) == ("jit_step", "tpu")
+    assert module.final is not None
+    assert module.snapshots == (module.final,)
+    assert module.final.path == final
+    for name, stage in (("step.txt", "after_optimizations"), ("s.hlo", "before_optimizations")):
+        text = HOSTILE.replace("m<script>", "m")
+        scheduled = stage == "after_optimizations"
+        (tmp_path / name).write_text(text if scheduled else text.replace(", is_scheduled=true", ""))
+        (module,) = hlo_audit.load(tmp_path / name).modules
+        assert [snapshot.stage for snapshot in module.snapshots] == [stage]
+        assert module.snapshots[0].read().name == module.name == "m"
+    (tmp_path / "prose.txt").write_text("To whom it may concern")
+    with pytest.raises(hlo_audit.ParseError):
+        hlo_audit.load(tmp_path / "prose.txt")
 
 
 def test_a_module_is_a_frame_of_its_instructions(dump: Path) -> None:
@@ -309,6 +337,26 @@ def test_lowered_and_compiled_objects_are_audited() -> None:
     assert "before optimisation" in program.skipped["HLA001"]
     traced = jax.jit(lambda x: x @ x).trace(np.ones((8, 8)))
     assert None not in hlo_audit.audit(traced).counts.values()
+
+
+def test_functions_of_nnx_jit_are_audited_with_their_modules(mesh: Any) -> None:
+    from flax import nnx
+
+    def call(layer: Any, x: jax.Array) -> Any:
+        return layer(x)
+
+    apply = nnx.jit(call)
+    layer = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    (program,) = hlo_audit.audit(apply, layer, np.ones((8, 8), np.float32)).programs
+    assert (program.program, program.platform) == ("call", "cpu")
+    assert program.module == "jit_call"
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("fsdp")))
+    abstract = nnx.eval_shape(lambda: nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
+    (program,) = hlo_audit.audit(apply, abstract, x).programs
+    assert program.platform == "tpu"
+    lowered = apply.lower(abstract, x)
+    assert None not in hlo_audit.audit(lowered).counts.values()
+    assert hlo_audit.audit(lowered.compile()).counts["HLA001"] is None
 
 
 def test_what_is_compiled_for_tpu_is_kept(

@@ -280,6 +280,7 @@ def line_of(code: str) -> int:
     return next(n for n, line in enumerate(FAULTY.splitlines(), 1) if code in line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "message", "hint"),
     [
@@ -316,6 +317,7 @@ def test_what_is_wrong_is_told_with_what_to_do(
     assert (hint in (error.hint or "")) if hint else error.hint is None
 
 
+@pytest.mark.slow
 def test_an_exception_is_told_by_the_users_own_lines(told: dict[str, HloAuditError]) -> None:
     outer, inner = line_of("return inner(x) + 1"), line_of("return x if x.sum()")
     error = told["branches"]
@@ -331,6 +333,7 @@ def test_an_exception_is_told_by_the_users_own_lines(told: dict[str, HloAuditErr
     assert told["wrong_axis"].log[-1].startswith(f"faulty.py:{sharding} in by_rows: sharding = ")
 
 
+@pytest.mark.slow
 def test_no_line_of_ours_or_of_jax_is_shown(told: dict[str, HloAuditError]) -> None:
     for error in told.values():
         text = "\n".join((error.message, *error.log))
@@ -354,6 +357,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_works_as_it_stands(tmp_path: Path) -> None:
     readme = (TOP / "README.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
@@ -389,6 +393,7 @@ def scaled(*, mesh, rows=ROWS, scale=1.0):
 '''
 
 
+@pytest.mark.slow
 def test_a_module_is_found_from_the_working_directory_and_built_for_each_mode(
     tmp_path: Path,
 ) -> None:
@@ -412,6 +417,7 @@ def test_a_module_is_found_from_the_working_directory_and_built_for_each_mode(
     assert '"jit_auto_32_2_5"' in result.stdout
 
 
+@pytest.mark.slow
 def test_an_error_is_one_line_and_the_users_own_lines_below(tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(FAULTY)
     options = "--platform cpu --mesh fsdp=2 --mode auto --quiet"
@@ -432,6 +438,7 @@ def examples() -> dict[str, ProgramAudit]:
     return {f"{Path(audit.program).stem}/{audit.mode}": audit for audit in audits}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "explicit"])
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_each_example_compiles_and_shows_what_explicit_sharding_costs(

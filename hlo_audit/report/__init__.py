@@ -41,14 +41,17 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """Findings by rule code, notes too, summed over the programs; ``None`` where one of them
-        could not be counted."""
+        """Findings by rule code, notes too, summed over the programs; ``None`` where a rule could
+        not look at one of them."""
+        failed = any(audit.error is not None for audit in self.programs)
         counts: dict[str, int | None] = {}
         for audit in self.programs:
             for code, count in audit.counts.items():
-                before = counts.get(code, 0)
-                known = audit.error is None and count is not None and before is not None
-                counts[code] = before + count if known else None  # type: ignore[operator]  # known
+                sum_before = counts.get(code, 0)
+                if failed or count is None or sum_before is None:
+                    counts[code] = None
+                else:
+                    counts[code] = sum_before + count
         return counts
 
     @property
