@@ -331,7 +331,8 @@ def _described(entry: Entry) -> tuple[str | None, ...]:
 def _below(program: str, roots: Sequence[Path]) -> str:
     for root in roots:
         with contextlib.suppress(ValueError):
-            return Path(program).relative_to(root).as_posix()
+            # Entries name paths as seen from the working directory.
+            return Path(program).relative_to(os.path.relpath(root)).as_posix()
     return program
 
 

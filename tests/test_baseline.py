@@ -100,10 +100,17 @@ def known(*audits: ProgramAudit, name: str = "known.json") -> Baseline:
     return Baseline(name, tuple(entry_of(audit, Path()) for audit in audits))
 
 
-def held(audits: Sequence[ProgramAudit], baseline: Baseline, *budgets: str, **how: Any) -> Gate:
+def held(
+    audits: Sequence[ProgramAudit],
+    baseline: Baseline,
+    *budgets: str,
+    strict: bool = False,
+    whole: bool = False,
+) -> Gate:
     pairs = [(name, text) for name, _, text in (budget.partition("=") for budget in budgets)]
     limits = read_budgets(pairs, ALL_RULES)
-    return judge(audits, lambda audit: limits, None, Comparison(baseline, **how))
+    comparison = Comparison(baseline, strict=strict, whole=whole)
+    return judge(audits, lambda audit: limits, None, comparison)
 
 
 # -- the gate

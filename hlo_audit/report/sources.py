@@ -1,7 +1,8 @@
 """Where a finding is, for a reader in the repository: its Python line, and its line in a dump.
 
 File names come out of a dump and are as trustworthy as that is: they are compared with what is in
-the repository, and never opened for more than counting their lines.
+the repository, and never opened for more than counting their lines and finding the comments that
+suppress findings.
 """
 
 from __future__ import annotations
