@@ -190,7 +190,9 @@ def _sums(
             over = _integers(user, "dimensions")
         else:
             continue
-        if any(d < shape.rank and shape.dimensions[d] == size for d in over):
+        # What is followed keeps its axes where they are, but for a broadcast to more of them.
+        same_axes = shape.dimensions == reshape.shape.dimensions
+        if any(d == axis if same_axes else shape.dimensions[d : d + 1] == (size,) for d in over):
             yield user.shape.elements[0] if user.shape.is_tuple else user.shape, partner
 
 
@@ -633,6 +635,16 @@ replica_groups={{0,1,2,3}}, dimensions={2}
 """
             + _RESHAPE
             + _DOT,
+        },
+    ),
+    Example(
+        "near miss: another axis, of the same size as the merged one, is contracted",
+        0,
+        {
+            "before_optimizations": _BEFORE.replace("[2,64,", "[2,2048,").replace(
+                "lhs_contracting_dims={2}", "lhs_contracting_dims={1}"
+            ),
+            "final": (_HEAD + _GATHER + "\n" + _RESHAPE + _DOT).replace("[2,64,", "[2,2048,"),
         },
     ),
     Example(
