@@ -37,6 +37,7 @@ before optimisation, by the sizes it merges. Shards that had to be padded are no
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,8 @@ _KEEPS_AXES = MOVES | {
     *("exponential", "log", "logistic", "tanh", "rsqrt", "sqrt", "abs", "power", "compare", "and"),
     *("custom-call", "broadcast"),
 }
+# Activations have a handful; a damaged dump must not ask for all choices among a hundred.
+_MOST_AXES = 12
 # From a stack of layers' values to one layer's.
 _CUT = frozenset({"convert", "reshape", "slice", "dynamic-slice"})
 # What jax calls the collectives that a program itself asks for.
@@ -234,7 +237,9 @@ def _sums(
             over = _integers(user, "dimensions")
         else:
             continue
-        if any(d < shape.rank and shape.dimensions[d] == size for d in over):
+        # What is followed keeps its axes where they are, but for a broadcast to more of them.
+        same_axes = shape.dimensions == reshape.shape.dimensions
+        if any(d == axis if same_axes else shape.dimensions[d : d + 1] == (size,) for d in over):
             yield user.shape.elements[0] if user.shape.is_tuple else user.shape, partner
 
 
@@ -336,25 +341,36 @@ def _forced_by(
         shapes += [site.value.shape for site in trace_back(module, operand, through=_REARRANGES)]
     forms = {_without_ones(shape) for shape in shapes if not shape.is_tuple}
     for merge in merges:
-        for sizes in forms:
-            if not _is_shard_of(sizes, merge, whole=gathered is not None):
-                continue
-            merged = math.prod(sizes[merge.first : merge.end])
-            joined = (*sizes[: merge.first], merged, *sizes[merge.end :])
-            if joined not in forms:
-                continue
-            if gathered is None or _gathers_within(result.shape, gathered, sizes, joined, merge):
-                return merge, sizes
+        for form in forms:
+            for sizes in _spread(form, merge.sizes):
+                if not _is_shard_of(sizes, merge, whole=gathered is not None):
+                    continue
+                merged = math.prod(sizes[merge.first : merge.end])
+                joined = (*sizes[: merge.first], merged, *sizes[merge.end :])
+                if tuple(size for size in joined if size != 1) not in forms:
+                    continue
+                if gathered is None or _gathers_within(
+                    result.shape, gathered, sizes, joined, merge
+                ):
+                    return merge, sizes
     return None
+
+
+def _spread(form: Sequence[int], whole: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every way in which sizes, those of 1 left out, can be those of a shard of ``whole``: a batch
+    is often cut down to one for each chip."""
+    if len(whole) > _MOST_AXES:
+        return
+    for places in itertools.combinations(range(len(whole)), len(form)):
+        sizes = dict(zip(places, form, strict=True))
+        spread = tuple(sizes.get(place, 1) for place in range(len(whole)))
+        if not any(size % part for size, part in zip(whole, spread, strict=True)):
+            yield spread
 
 
 def _is_shard_of(sizes: Sequence[int], merge: Merge, *, whole: bool) -> bool:
     """Whether ``sizes`` are those of a shard of what ``merge`` reshapes: with all of the merged
     axes, or with all of the first and a part of another."""
-    if len(sizes) != len(merge.sizes):
-        return False
-    if any(size % part for size, part in zip(merge.sizes, sizes, strict=True)):
-        return False
     factors = tuple(sizes[merge.first : merge.end])
     if whole:
         return factors == merge.factors
@@ -369,9 +385,13 @@ def _gathers_within(
         return False
     place = sum(size != 1 for size in shape.dimensions[:dimension])
     own = _without_ones(shape)
-    if own == tuple(sizes):
-        return merge.first < place < merge.end
-    return own == tuple(joined) and place == merge.first  # of the merged axis, to be split again
+    apart = [axis for axis, size in enumerate(sizes) if size != 1]
+    if own == tuple(sizes[axis] for axis in apart):
+        return merge.first < apart[place] < merge.end
+    merged = [axis for axis, size in enumerate(joined) if size != 1]
+    if own == tuple(joined[axis] for axis in merged):  # of the merged axis, to be split again
+        return merged[place] == merge.first
+    return False
 
 
 def _without_ones(shape: Shape) -> tuple[int, ...]:
@@ -532,6 +552,18 @@ EXAMPLES = (
         {"all-gather": 1},
     ),
     Example(
+        "an activation of which each chip has one element of the batch",
+        1,
+        {
+            "before_optimizations": _BEFORE.replace("num_partitions=4", "num_partitions=8"),
+            "final": (_HEAD + _GATHER + "\n" + _RESHAPE + _DOT)
+            .replace("num_partitions=4", "num_partitions=8")
+            .replace("[2,64,", "[1,64,")
+            .replace("{{0,1,2,3}}", "{{0,1,2,3},{4,5,6,7}}"),
+        },
+        {"all-gather": 1},
+    ),
+    Example(
         "a shard of the merged axis is made of parts from all chips",
         1,
         {
@@ -650,6 +682,16 @@ replica_groups={{0,1,2,3}}, dimensions={2}
 """
             + _RESHAPE
             + _DOT,
+        },
+    ),
+    Example(
+        "near miss: another axis, of the same size as the merged one, is contracted",
+        0,
+        {
+            "before_optimizations": _BEFORE.replace("[2,64,", "[2,2048,").replace(
+                "lhs_contracting_dims={2}", "lhs_contracting_dims={1}"
+            ),
+            "final": (_HEAD + _GATHER + "\n" + _RESHAPE + _DOT).replace("[2,64,", "[2,2048,"),
         },
     ),
     Example(
