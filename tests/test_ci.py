@@ -359,7 +359,7 @@ def complete(*words: str, **environment: str) -> list[str]:
         (["check", "--ignore", "HLA00"], [n for n in completion.rules() if n.startswith("HLA00")]),
         (["check", "--max", "missed"], ["missed-reduce-scatter=0"]),
         (["check", "--rule-option", "relayout"], ["relayout-copy.min_bytes=65536"]),
-        (["check", "--topology", "v6"], ["v6e:2x2"]),
+        (["check", "--topology", "v6"], [n for n in completion.topologies() if n.startswith("v6")]),
         (["check", "lm-head", "--layout", "vocab"], ["vocab-embed", "vocab-parallel"]),
         (["check", "lm-head", "--set", "embe"], ["embed=512"]),
         (["check", "--mode", "e"], ["explicit"]),
