@@ -42,7 +42,8 @@ def completes(
 
         from hlo_audit import completion
 
-        given = context.params.get("programs") or context.params.get("names") or ()
+        # While an option lacks its value, click leaves the arguments where it found them.
+        given = context.params.get("programs") or context.params.get("names") or context.args
         known = getattr(completion, names)
         found = known(given) if of_programs else known()
         items = [CompletionItem(name) for name in found if name.startswith(incomplete)]
