@@ -89,7 +89,7 @@ def audit_all(folder: Path) -> dict[str, Any]:
         (outcome,) = compile_programs([subject], into=folder / str(number), cache=cache)
         assert isinstance(outcome, Compiled), outcome
         audit = audit_lowered(subject, outcome.folder, ALL_RULES, {})
-        (program,) = to_json(Report([audit], judge([audit], {}, {}), environment()))["programs"]
+        (program,) = to_json(Report([audit], judge([audit], {}), environment()))["programs"]
         final = read_dump(outcome.folder).modules[-1].final
         assert final is not None
         found[key] = {**program, "all_reduces": all_reduced(final.read())}

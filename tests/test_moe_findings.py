@@ -58,9 +58,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         if not saved.exists():
             cache = Cache(default_folder(os.environ))
             audits = audit_subjects(programs(), ALL_RULES, cache=cache)
-            saved.write_text(
-                json.dumps(to_json(Report(audits, judge(audits, {}, {}), environment())))
-            )
+            saved.write_text(json.dumps(to_json(Report(audits, judge(audits, {}), environment()))))
     found: dict[str, Any] = json.loads(saved.read_text())
     return found
 
