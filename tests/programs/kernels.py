@@ -3,6 +3,7 @@
 # mypy: untyped-calls-exclude=jax, allow-untyped-decorators
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ def _matmul(a: Any, b: Any) -> Any:
     return product
 
 
-def _on_each_device(mesh: Any, count: int) -> Any:
+def _on_each_device(mesh: Any, count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The arrays cut along their first axis, but for stacked weights: along their second."""
     specs = (P("fsdp"), *(P(None, "fsdp"),) * (count - 1))
     return partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=P("fsdp"), check_vma=False)
