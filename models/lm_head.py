@@ -16,8 +16,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hlo_audit.errors import UsageError, unknown_name
+from hlo_audit.errors import UsageError
 from hlo_audit.lazy_import import lazy_import
+from hlo_audit.models._checks import check_divides, check_layout
 from hlo_audit.models.dense import Dense
 from hlo_audit.program import Layout, Model
 from hlo_audit.stored import Storage, StoredArray, StoredLayouts, axis_names, rearrange
@@ -153,7 +154,7 @@ def dense_layer(config: LMHeadConfig, layout: str) -> Dense:
     Raises:
         UsageError: for an unknown layout, and for ``vocab-embed`` with tied embeddings.
     """
-    _check_layout(layout)
+    check_layout("lm-head", LAYOUTS, layout)
     return Dense(
         in_features=config.embed,
         out_features=config.vocab,
@@ -316,7 +317,9 @@ def state_shardings(config: LMHeadConfig, mesh: jax.sharding.Mesh, layout: str) 
     """
     axes = dense_layer(config, layout).stored_kernel_axes
     sharded_size = "vocab" if layout == VOCAB_PARALLEL else "embed"
-    _check_divides(mesh, sharded_size, getattr(config, sharded_size))
+    check_divides(
+        mesh, MESH_AXIS, {sharded_size: getattr(config, sharded_size)}, sharded="the LM head is"
+    )
     kernel = _sharding(mesh, *axes)
     return State(kernel, kernel, kernel, _sharding(mesh))
 
@@ -327,7 +330,7 @@ def batch_shardings(config: LMHeadConfig, mesh: jax.sharding.Mesh) -> Batch:
     Raises:
         UsageError: for a mesh without the axis ``fsdp``, or whose size does not divide the batch.
     """
-    _check_divides(mesh, "batch", config.batch)
+    check_divides(mesh, MESH_AXIS, {"batch": config.batch}, sharded="the LM head is")
     return Batch(_sharding(mesh, MESH_AXIS, None, None), _sharding(mesh, MESH_AXIS, None))
 
 
@@ -508,26 +511,6 @@ def _is_explicit() -> bool:
 
 def _sharding(mesh: jax.sharding.Mesh, *axes: str | None) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-
-
-def _check_layout(layout: str) -> None:
-    names = [known.name for known in LAYOUTS]
-    if layout not in names:
-        raise unknown_name("layout of lm-head", layout, names)
-
-
-def _check_divides(mesh: jax.sharding.Mesh, name: str, size: int) -> None:
-    if MESH_AXIS not in mesh.shape:
-        raise UsageError(
-            f"the mesh has no axis {MESH_AXIS!r}, only {', '.join(map(repr, mesh.shape))}",
-            hint=f"give the mesh an axis {MESH_AXIS!r}, along which the LM head is sharded",
-        )
-    axis_size = mesh.shape[MESH_AXIS]
-    if size % axis_size:
-        raise UsageError(
-            f"{name}={size} is no multiple of {axis_size}, the size of mesh axis {MESH_AXIS!r}",
-            hint=f"set {name} to a multiple of {axis_size}",
-        )
 
 
 LM_HEAD = Model(

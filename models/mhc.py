@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hlo_audit import checkpoint
-from hlo_audit.errors import UsageError, unknown_name
+from hlo_audit.errors import UsageError
 from hlo_audit.lazy_import import lazy_import
+from hlo_audit.models._checks import check_divides, check_layout
 from hlo_audit.program import Layout, Model
 from hlo_audit.stored import MeshAxes, Storage, StoredArray, StoredLayouts, rearrange
 
@@ -44,6 +45,8 @@ else:
 
 TENSOR_AXIS = "tensor"
 BATCH_AXIS = "expert"
+
+_SHARDED = "the mHC block is"
 
 DTYPES = ("bfloat16", "float32")
 MAPPINGS = ("sinkhorn", "lite")
@@ -212,7 +215,7 @@ def init_params(config: MHCConfig, key: jax.Array, layout: str = FLAT) -> Params
     Raises:
         UsageError: for an unknown layout.
     """
-    _check_layout(layout)
+    check_layout("mhc", LAYOUTS, layout)
     keys = iter(jax.random.split(key, len(_MATRICES)))
 
     def draw(*shape: int) -> jax.Array:
@@ -263,7 +266,7 @@ def apply(params: Params, x: jax.Array, config: MHCConfig, layout: str) -> jax.A
     Raises:
         UsageError: for an unknown layout.
     """
-    _check_layout(layout)
+    check_layout("mhc", LAYOUTS, layout)
     projected = _project(params, x, config, layout).astype(jnp.float32)
     # Where the parts begin: after pre, after pre and post.
     parts = jnp.split(projected, (config.rate, 2 * config.rate), axis=-1)
@@ -330,7 +333,7 @@ def optimizer(config: MHCConfig, layout: str) -> optax.GradientTransformation:
     Raises:
         UsageError: for an unknown layout.
     """
-    _check_layout(layout)
+    check_layout("mhc", LAYOUTS, layout)
     if config.optimizer == "adamw":
         return optax.adamw(
             config.learning_rate,
@@ -440,8 +443,8 @@ def state_shardings(config: MHCConfig, mesh: jax.sharding.Mesh, layout: str) -> 
         UsageError: for an unknown layout, for a mesh without the axis ``tensor``, and for a size
             that the axis does not divide.
     """
-    _check_layout(layout)
-    _check_divides(mesh, TENSOR_AXIS, config, "embed", "mlp")
+    check_layout("mhc", LAYOUTS, layout)
+    check_divides(mesh, TENSOR_AXIS, {"embed": config.embed, "mlp": config.mlp}, sharded=_SHARDED)
     shardings: State = jax.tree.map(
         lambda spec: jax.sharding.NamedSharding(mesh, spec),
         _state_specs(config, layout),
@@ -460,9 +463,9 @@ def batch_shardings(config: MHCConfig, mesh: jax.sharding.Mesh) -> Batch:
         UsageError: for a mesh without the axis ``tensor``, and for sizes that the axes do not
             divide.
     """
-    _check_divides(mesh, TENSOR_AXIS, config, "embed")
+    check_divides(mesh, TENSOR_AXIS, {"embed": config.embed}, sharded=_SHARDED)
     if BATCH_AXIS in mesh.shape:
-        _check_divides(mesh, BATCH_AXIS, config, "batch")
+        check_divides(mesh, BATCH_AXIS, {"batch": config.batch}, sharded=_SHARDED)
     batch = BATCH_AXIS if BATCH_AXIS in mesh.shape else None
     spec = jax.sharding.PartitionSpec(batch, None, None, TENSOR_AXIS)
     sharding = jax.sharding.NamedSharding(mesh, spec)
@@ -782,27 +785,6 @@ def scale_name(alpha: str) -> str:
 
 def _maps_axis(alpha: str) -> str:
     return alpha.replace("_alpha", "_maps")
-
-
-def _check_layout(layout: str) -> None:
-    names = [known.name for known in LAYOUTS]
-    if layout not in names:
-        raise unknown_name("layout of mhc", layout, names)
-
-
-def _check_divides(mesh: jax.sharding.Mesh, axis: str, config: MHCConfig, *names: str) -> None:
-    if axis not in mesh.shape:
-        raise UsageError(
-            f"the mesh has no axis {axis!r}, only {', '.join(map(repr, mesh.shape))}",
-            hint=f"give the mesh an axis {axis!r}, along which the mHC block is sharded",
-        )
-    for name in names:
-        size, axis_size = getattr(config, name), mesh.shape[axis]
-        if size % axis_size:
-            raise UsageError(
-                f"{name}={size} is no multiple of {axis_size}, the size of mesh axis {axis!r}",
-                hint=f"set {name} to a multiple of {axis_size}",
-            )
 
 
 MHC = Model(

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hlo_audit.errors import UsageError, unknown_name
+from hlo_audit.errors import UsageError
 from hlo_audit.lazy_import import lazy_import
+from hlo_audit.models._checks import check_divides, check_layout
 from hlo_audit.models.grouped_matmul import SWAPAXES, TRANSPOSED_RHS, grouped_matmul
 from hlo_audit.program import Layout, Model
 
@@ -181,7 +182,7 @@ def apply(
     Raises:
         UsageError: for an unknown layout.
     """
-    _check_layout(layout)
+    check_layout("moe-gmm", LAYOUTS, layout)
     count, embed = tokens.shape
     logits = jnp.dot(tokens, params.router.astype(tokens.dtype), preferred_element_type=jnp.float32)
     _, experts = jax.lax.top_k(jax.lax.stop_gradient(logits), config.top_k)
@@ -288,7 +289,7 @@ def train_step(
     Raises:
         UsageError: for an unknown layout.
     """
-    _check_layout(layout)
+    check_layout("moe-gmm", LAYOUTS, layout)
 
     def step(
         params: Params, momenta: Params, batch: Batch
@@ -311,7 +312,7 @@ def param_shardings(config: MoEConfig, mesh: jax.sharding.Mesh) -> Params:
     Raises:
         UsageError: for a mesh without the axis ``fsdp``, or whose size does not divide the experts.
     """
-    _check_divides(mesh, "experts", config.experts)
+    check_divides(mesh, MESH_AXIS, {"experts": config.experts}, sharded="tokens and experts are")
     experts = _sharding(mesh, MESH_AXIS, None, None)
     return Params(_sharding(mesh, None, None), experts, experts)
 
@@ -322,7 +323,7 @@ def batch_shardings(config: MoEConfig, mesh: jax.sharding.Mesh) -> Batch:
     Raises:
         UsageError: for a mesh without the axis ``fsdp``, or whose size does not divide the batch.
     """
-    _check_divides(mesh, "batch", config.batch)
+    check_divides(mesh, MESH_AXIS, {"batch": config.batch}, sharded="tokens and experts are")
     tokens = _sharding(mesh, MESH_AXIS, None, None)
     return Batch(tokens, tokens)
 
@@ -454,26 +455,6 @@ def _needs_interpreter(mesh: Any) -> bool:
 
 def _sharding(mesh: jax.sharding.Mesh, *axes: str | None) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-
-
-def _check_layout(layout: str) -> None:
-    names = [known.name for known in LAYOUTS]
-    if layout not in names:
-        raise unknown_name("layout of moe-gmm", layout, names)
-
-
-def _check_divides(mesh: jax.sharding.Mesh, name: str, size: int) -> None:
-    if MESH_AXIS not in mesh.shape:
-        raise UsageError(
-            f"the mesh has no axis {MESH_AXIS!r}, only {', '.join(map(repr, mesh.shape))}",
-            hint=f"give the mesh an axis {MESH_AXIS!r}, along which tokens and experts are sharded",
-        )
-    axis_size = mesh.shape[MESH_AXIS]
-    if size % axis_size:
-        raise UsageError(
-            f"{name}={size} is no multiple of {axis_size}, the size of mesh axis {MESH_AXIS!r}",
-            hint=f"set {name} to a multiple of {axis_size}",
-        )
 
 
 MOE_GMM = Model(
