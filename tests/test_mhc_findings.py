@@ -206,9 +206,11 @@ def test_with_sharded_alphas_the_streams_are_exchanged(find: Find) -> None:
 
 
 def test_with_sharded_alphas_and_named_shardings_they_are_gathered_twice(find: Find) -> None:
-    found = flattens(find("sharded alphas", "explicit", "flat"))
-    # Backward, it is the gradient of the merged axis.
-    assert [finding["shape"] for finding in found] == ["bf16[2,128,4,1024]", "bf16[2,128,4096]"]
+    program = find("sharded alphas", "explicit", "flat")
+    expected = ["bf16[2,128,4,1024]", "bf16[2,128,4096]"]  # backward, of the merged axis' gradient
+    if program["versions"]["libtpu"].startswith("0.0.23"):  # starts and ends that by custom calls
+        expected.pop()
+    assert [finding["shape"] for finding in flattens(program)] == expected
     for mode in MODES:
         assert flattens(find("sharded alphas", mode, "split")) == []
 

@@ -109,10 +109,11 @@ def test_the_swap_is_named_by_its_own_line_and_the_product_it_is_for(find: Find,
     called_at = {}
     for finding in find(mode, "swapaxes")["findings"]:
         if finding["rule"] == "HLA003":
-            assert Path(finding["source"]["file"]).name == "grouped_matmul.py"
+            if finding["stack"]:  # compilers before jax 0.8.3 print one line alone, the caller's
+                assert Path(finding["source"]["file"]).name == "grouped_matmul.py"
             assert finding["op_name"].endswith("transpose")
             frames = [f for f in finding["stack"] if Path(f["file"]).name == "moe_gmm.py"]
-            if frames:  # compilers before jax 0.8.3 print one line alone
+            if frames:
                 lines = Path(frames[0]["file"]).read_text(encoding="utf-8").splitlines()
                 called_at[finding["details"]["argument"]] = lines[frames[0]["line"] - 1]
     for argument, line in called_at.items():

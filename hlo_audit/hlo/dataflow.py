@@ -86,14 +86,25 @@ def origin_before_prefetch(module: Module, site: Site, *, through: frozenset[str
     """As :func:`origin`, past prefetches that were made in pieces as well.
 
     The TPU compiler prefetches a large buffer so: as bytes, cut into slices that are moved side by
-    side, and joined again by a custom call to ConcatBitcast.
+    side, and joined again by a custom call to ConcatBitcast. libtpu 0.0.23 runs a gather beside
+    others so: custom calls start and end it, which both read it.
     """
     source = origin(module, site, through=through)
-    while source.instruction.custom_call_target == "ConcatBitcast":
-        pieces = {
-            origin(module, Site(piece, source.calls), through=MOVES | {"slice"})
-            for piece in source.instruction.operand_values
-        }
+    for _ in range(_MAX_STEPS):
+        target, operands = source.instruction.custom_call_target, source.instruction.operand_values
+        if target == "ConcatBitcast":
+            pieces = {
+                origin(module, Site(piece, source.calls), through=MOVES | {"slice"})
+                for piece in operands
+            }
+        elif target in ("AsyncCollectiveStart", "AsyncCollectiveDone"):
+            pieces = {
+                Site(piece, source.calls)
+                for piece in operands
+                if piece.instruction.opcode in through & {"all-gather"}
+            }
+        else:
+            break
         if len(pieces) != 1:
             break
         source = origin(module, pieces.pop(), through=through)
