@@ -75,6 +75,7 @@ class RuleDiff:
         counts: of findings, notes too.
         bytes: of the findings, each run of them counted once.
         only_a, only_b: the findings that the other side does not have, by fingerprint.
+        in_both: those of ``a`` that it has.
     """
 
     rule: Rule
@@ -82,6 +83,7 @@ class RuleDiff:
     bytes: Both
     only_a: tuple[Finding, ...]
     only_b: tuple[Finding, ...]
+    in_both: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -332,24 +334,31 @@ def _obstacles(a: Side, b: Side) -> tuple[str, ...]:
             found.append(f"the flag {name} differs: {one} and {other}")
     if a.module.is_scheduled != b.module.is_scheduled:
         found.append("one is a final module and the other is not")
-    signatures = [_signature(side.module) for side in (a, b)]
-    if signatures[0] != signatures[1]:
-        only = [_listed(signatures[i] - signatures[1 - i]) for i in (0, 1)]
+    arguments = [[one.shape for one in side.module.entry.parameters] for side in (a, b)]
+    only = [_others(arguments[i], arguments[1 - i]) for i in (0, 1)]
+    if only[0] or only[1]:
         found.append(
-            f"they take other arguments: {a.name} {only[0]}, {b.name} {only[1]}"
+            f"they take other arguments: {a.name} {_listed(only[0])}, {b.name} {_listed(only[1])}"
             + ("" if a.module.name == b.module.name else f" ({a.module.name}, {b.module.name})")
         )
     return tuple(found)
 
 
-def _signature(module: Module) -> Counter[str]:
-    """The arguments, however they are turned: a layout may store an array transposed."""
-    signature: Counter[str] = Counter()
-    for parameter in module.entry.parameters:
-        shape = parameter.shape
-        sizes = ",".join(map(str, sorted(shape.dimensions)))
-        signature[shape.without_layout if shape.is_tuple else f"{shape.element_type}[{sizes}]"] += 1
-    return signature
+def _others(mine: Sequence[Shape], others: Sequence[Shape]) -> Counter[str]:
+    """The arguments whose like the other side lacks: a layout may store an array in another shape,
+    but it has as many elements."""
+    left = Counter((shape.element_type, _elements(shape)) for shape in others)
+    lacking: Counter[str] = Counter()
+    for shape in mine:
+        like = (shape.element_type, _elements(shape))
+        left[like] -= 1
+        if left[like] < 0:
+            lacking[shape.without_layout] += 1
+    return lacking
+
+
+def _elements(shape: Shape) -> int:
+    return sum(map(_elements, shape.elements)) if shape.is_tuple else shape.element_count
 
 
 def _listed(counts: Counter[str], most: int = 3) -> str:
@@ -380,7 +389,10 @@ def _rule_diff(rule: Rule, a: ProgramAudit, b: ProgramAudit) -> RuleDiff:
     sizes = Both(*(sum(_bytes(finding) for finding in found) for found in mine))
     if counts.difference is None:  # what was not looked for is not missing
         return RuleDiff(rule, counts, sizes, (), ())
-    return RuleDiff(rule, counts, sizes, _lacking(*mine), _lacking(*reversed(mine)))
+    only_a, only_b = _lacking(*mine), _lacking(*reversed(mine))
+    lacking = {id(finding) for finding in only_a}
+    in_both = tuple(finding for finding in mine[0] if id(finding) not in lacking)
+    return RuleDiff(rule, counts, sizes, only_a, only_b, in_both)
 
 
 def _bytes(finding: Finding) -> int:

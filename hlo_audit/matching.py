@@ -45,7 +45,8 @@ def match(a: Module, b: Module) -> Matching:
     2. the same without the outer ring of neighbours;
     3. the same without any neighbours;
     4. opcode, shape, and the opcodes of their operands;
-    5. opcode, element type, op_name, and the sizes of the dimensions in any order.
+    5. opcode, element type, op_name, and the sizes of the dimensions in any order;
+    6. opcode and shape.
     """
     nodes = [list(module.instructions) for module in (a, b)]
     left = [dict.fromkeys(range(len(found))) for found in nodes]
@@ -89,6 +90,7 @@ def _labels(module: Module, nodes: Sequence[Instruction]) -> list[list[Hashable]
     own: list[Hashable] = []
     loose: list[Hashable] = []
     turned: list[Hashable] = []
+    bare: list[Hashable] = []
     index_of: dict[Instruction, int] = {}
     for index, node in enumerate(nodes):
         index_of[node] = index
@@ -101,6 +103,7 @@ def _labels(module: Module, nodes: Sequence[Instruction]) -> list[list[Hashable]
         text = shape.without_layout
         own.append(hash((opcode, text, op_name, functions[frame])))
         loose.append(hash((opcode, text, tuple(operand.opcode for operand in node.operands))))
+        bare.append(hash((opcode, text)))
         has_name = bool(op_name) and not shape.is_tuple
         turned.append(
             hash((opcode, shape.element_type, op_name, tuple(sorted(shape.dimensions))))
@@ -108,7 +111,7 @@ def _labels(module: Module, nodes: Sequence[Instruction]) -> list[list[Hashable]
             else None
         )
     inner = _with_neighbours(nodes, index_of, own)
-    return [_with_neighbours(nodes, index_of, inner), inner, own, loose, turned]
+    return [_with_neighbours(nodes, index_of, inner), inner, own, loose, turned, bare]
 
 
 def _with_neighbours(

@@ -69,8 +69,8 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
         "cost": _cost(audit),
         "traffic": _traffic(audit),
         "findings": [
-            *(_finding(audit, finding) for finding in audit.findings),
-            *(_finding(audit, one.finding, one) for one in audit.suppressed),
+            *(finding_to_json(audit, finding) for finding in audit.findings),
+            *(finding_to_json(audit, one.finding, one) for one in audit.suppressed),
         ],
     }
 
@@ -119,9 +119,10 @@ def finding_cost(audit: ProgramAudit, finding: Finding) -> dict[str, Any] | None
     }
 
 
-def _finding(
+def finding_to_json(
     audit: ProgramAudit, finding: Finding, suppressed: Suppressed | None = None
 ) -> dict[str, Any]:
+    """A finding of ``audit`` as plain data."""
     return {
         "rule": finding.rule,
         "slug": finding.slug,
