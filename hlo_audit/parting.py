@@ -88,6 +88,14 @@ def bulk(computation: Computation) -> Bulk:
             what = "copy {} to {}".format(
                 *(f"{{{','.join(map(str, one.minor_to_major))}}}" for one in (source, shape))
             )
+        elif opcode == "transpose":
+            moved = [
+                d
+                for d in instruction.dimensions
+                if instruction.operands[0].shape.dimensions[d] != 1
+            ]
+            if moved == sorted(moved):
+                continue
         elif opcode == "all-reduce" and computation.name.startswith("all-reduce-scatter"):
             what = "reduce-scatter"
         elif opcode.endswith("-start") and shape.is_tuple:
