@@ -119,7 +119,7 @@ class Diff:
         obstacles: why they are not comparable; empty where they are.
         notes: what else a reader should know of them.
         identical: whether the final modules are the same but for names and metadata, and the rules
-            find the same.
+            find as much.
         rules: each rule on both sides.
         copies: the relayout copies by where they stand: ``entry`` for those of parameters and
             results, else the ``place`` of HLA002.
@@ -285,7 +285,7 @@ def compare(a: Side, b: Side, *, force: bool = False) -> Diff:
     if obstacles and not force:
         return Diff(a, b, obstacles, notes)
     rules = tuple(_rule_diff(rule, a.audit, b.audit) for rule in a.audit.rules)
-    differ = any(one.only_a or one.only_b for one in rules)
+    differ = any(one.counts.difference or one.bytes.difference for one in rules)
     identical = not obstacles and not differ and _digest(a.module) == _digest(b.module)
     partings: tuple[Parting, ...] = ()
     no_parting = "they are the same"

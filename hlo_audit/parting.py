@@ -89,11 +89,9 @@ def bulk(computation: Computation) -> Bulk:
                 *(f"{{{','.join(map(str, one.minor_to_major))}}}" for one in (source, shape))
             )
         elif opcode == "transpose":
-            moved = [
-                d
-                for d in instruction.dimensions
-                if instruction.operands[0].shape.dimensions[d] != 1
-            ]
+            # A dimension of size 1 lies anywhere at no cost; damage may name one that is not there.
+            sizes = instruction.operand_values[0].shape.dimensions if instruction.operands else ()
+            moved = [d for d in instruction.dimensions if d < len(sizes) and sizes[d] != 1]
             if moved == sorted(moved):
                 continue
         elif opcode == "all-reduce" and computation.name.startswith("all-reduce-scatter"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -90,6 +91,27 @@ def test_small_copies_overlap_and_take_less_than_estimated() -> None:
 def test_copies_run_at_the_measured_bandwidth() -> None:
     assert HARDWARE["v5p"].copy_bytes_per_second == pytest.approx(2.37e12)
     assert 2.29e12 <= HARDWARE["v5p"].copy_bytes_per_second <= 2.38e12
+
+
+def test_the_documentation_shows_these_estimates() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "cost.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) MB \| (\d+) \|", page, re.MULTILINE)
+    assert len(rows) == 3
+    for embed, vocab, megabytes, microseconds in rows:
+        traffic = all_traffic(copies(int(embed) // 4, int(vocab), 6))
+        assert f"{traffic.hbm_bytes / 1e6:.1f}" == megabytes
+        seconds = traffic.seconds(HARDWARE["v5p"])
+        assert seconds is not None
+        assert f"{seconds * 1e6:.0f}" == microseconds
+
+
+@pytest.mark.parametrize("version", HARDWARE)
+def test_the_documentation_has_the_table_of_chips(version: str) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "cost.md").read_text()
+    chip = HARDWARE[version]
+    hbm, ici = chip.hbm_bytes_per_second / 1e12, chip.ici_bytes_per_second / 1e9
+    clock = "-" if chip.clock_hertz is None else f"{chip.clock_hertz / 1e9:g}"
+    assert f"| {version} | {hbm:g} | {ici:g} | {chip.ici_links} | {clock} |" in page
 
 
 # -- the wire
