@@ -178,7 +178,7 @@ def diff_subjects(
         found = ", ".join(subject.label for subject in subjects)
         raise UsageError(
             f"a diff is of two programs, and these are {len(subjects)}: {found}",
-            hint="choose by --mode and --layout",
+            hint="choose by --mode, --layout or --topology",
         )
     lowerings = [subject for subject in subjects if isinstance(subject, Lowering)]
     with tempfile.TemporaryDirectory(prefix="hlo-audit-") as folder:

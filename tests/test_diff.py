@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import jsonschema
 import pytest
 from rich.console import Console
 
+from hlo_audit.compiler import available_platform
 from hlo_audit.diff import Diff, diff_subjects
 from hlo_audit.errors import HloAuditError, UsageError
 from hlo_audit.hlo import parse_module
+from hlo_audit.manifest import Manifest, write_manifest
 from hlo_audit.matching import match
 from hlo_audit.parting import bulk
 from hlo_audit.program import Recorded
@@ -290,6 +293,57 @@ def test_an_array_stored_in_another_shape_is_the_same_argument(tmp_path: Path) -
     assert not diff(a, other).comparable
 
 
+def with_manifest(folder: Path, **changes: Any) -> Path:
+    manifest = Manifest(
+        program="step",
+        mode="auto",
+        layout=None,
+        platform="tpu",
+        topology="v5p:2x2x1",
+        mesh={"fsdp": 4},
+        settings={},
+        xla_flags={},
+        versions={"jax": "0.10.2"},
+        module="jit_step",
+        devices=4,
+        lower_seconds=0.0,
+        compile_seconds=0.0,
+        digest="",
+    )
+    write_manifest(replace(manifest, **changes), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "obstacle"),
+    [
+        ({"topology": "v6e:2x2"}, "the topology differs: v5p:2x2x1 and v6e:2x2"),
+        ({"xla_flags": {"xla_f": "1"}}, "the flag xla_f differs: not set and 1"),
+        ({"platform": "cpu"}, "the platform differs: tpu and cpu"),
+    ],
+)
+def test_what_was_compiled_otherwise_is_not_comparable(
+    tmp_path: Path, changes: dict[str, Any], obstacle: str
+) -> None:
+    text = module_text("dot")
+    folders = [write_dump(tmp_path / name, [("", text), ("p/one", text)]) for name in "ab"]
+    found = diff(with_manifest(folders[0]), with_manifest(folders[1], **changes))
+    assert found.obstacles == (obstacle,)
+    assert not found.identical
+
+
+def test_modes_layouts_and_compilers_are_compared_and_name_the_sides(tmp_path: Path) -> None:
+    text = module_text("dot")
+    folders = [write_dump(tmp_path / name, [("", text), ("p/one", text)]) for name in "ab"]
+    found = diff(
+        with_manifest(folders[0]),
+        with_manifest(folders[1], mode="explicit", versions={"jax": "0.12.0"}),
+    )
+    assert found.obstacles == ()
+    assert (found.a.name, found.b.name) == ("auto", "explicit")
+    assert found.notes == ("the jax differs: 0.10.2 and 0.12.0",)
+
+
 # -- the same program
 
 
@@ -500,6 +554,18 @@ def test_two_large_dumps_take_under_three_seconds_and_no_jax(
     assert (result.returncode, result.stderr) == (0, "")
     assert "they part at simplification-1, algsimp" in result.stdout
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(available_platform() != "tpu", reason="needs the TPU compiler")
+def test_a_model_is_diffed_by_its_name_alone() -> None:
+    result = run("lm-head", "--quiet")
+    assert (result.returncode, result.stderr) == (0, "")
+    first = " ".join(line.strip() for line in result.stdout.splitlines()[:24])
+    assert "explicit adds 6 relayout copies of entry parameters and results: 196.6 MB" in first
+    assert "explicit loses 1 reduce-scatter and adds 1 all-reduce" in first
+    assert "they part at simplification-1, algsimp: auto has dot bf16[512,32000]" in first
+    assert "fix kernel-order-grad for 1 of 1 HLA001, 6 of 6 HLA002" in first
 
 
 # -- wording

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,12 +12,16 @@ from hlo_audit.cli.options import (
     How,
     cache_of,
     completes,
-    find_programs,
     progress_of,
+    takes_config,
     takes_how,
 )
 from hlo_audit.cli.output import print_out, put
+from hlo_audit.cli.planned import plan
 from hlo_audit.errors import EXIT_GATE_FAILED
+
+if TYPE_CHECKING:
+    from hlo_audit.config import Config
 
 
 @click.command()
@@ -28,6 +33,7 @@ from hlo_audit.errors import EXIT_GATE_FAILED
     shell_complete=completes("programs", files=True),
 )
 @takes_how
+@takes_config
 @click.option(
     "--module", metavar="NAME", help="The module to take from a dump folder that holds several."
 )
@@ -40,6 +46,7 @@ from hlo_audit.errors import EXIT_GATE_FAILED
 def diff(
     programs: tuple[str, ...],
     how: How,
+    config: Config,
     module: str | None,
     force: bool,
     exit_code: bool,
@@ -57,11 +64,12 @@ def diff(
     from hlo_audit.report import environment
     from hlo_audit.rules import ALL_RULES
 
-    subjects = find_programs(programs, how)
+    subjects = plan(programs, how, config)
     with progress_of(subjects, how) as on_compiled:
         found = diff_subjects(
             subjects,
             ALL_RULES,
+            config.options,
             module=module,
             force=force,
             jobs=how.jobs,
