@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hlo_audit.compiler import Compiled, compile_programs
+from hlo_audit.cost import estimate_cost
 from hlo_audit.dump import read_dump
 from hlo_audit.errors import HloAuditError
 from hlo_audit.lazy_import import lazy_import
@@ -43,7 +44,6 @@ from hlo_audit.models.grouped_matmul import (
     product,
 )
 from hlo_audit.program import Lowering
-from hlo_audit.program_audit import estimate_cost
 
 jax = lazy_import("jax")
 jnp = lazy_import("jax.numpy")

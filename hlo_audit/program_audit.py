@@ -11,30 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from hlo_audit.cost import Collective, Cost, Hardware, collectives, estimate_cost, hardware_of
 from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_module, stage_of_file
 from hlo_audit.errors import HloAuditError, InternalError, RefusedReshapeError
 from hlo_audit.hlo import Module, SourceLocation
-from hlo_audit.hlo.loops import executions, trip_count
 from hlo_audit.manifest import Manifest, read_manifest
 from hlo_audit.program import Lowering, Setting
 from hlo_audit.rule import Context, Finding, LayoutFix, Rule
 
 RuleOptions = Mapping[str, Mapping[str, int]]
 """Rule code -> option -> value; what is not named keeps its default."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The compiler's own estimate for one step; loops are counted by their trips.
-
-    Attributes:
-        estimated_cycles: the sum over scheduled instructions, the compiler's mark for "not known"
-            left out.
-        unknown_loops: loops without a constant trip count, counted as one trip.
-    """
-
-    estimated_cycles: int
-    unknown_loops: int
 
 
 @dataclass(frozen=True)
@@ -69,6 +55,8 @@ class ProgramAudit:
         suppressed: those; neither counted nor held against anything.
         skipped: rule code -> why the rule could not look.
         cost: ``None`` where the module holds no estimates.
+        devices: that the module runs on; ``None`` where it is not known.
+        collectives: of the final module; ``None`` where that is not here.
         files: the files that the snapshots were read from, where those stay: not of a program that
             was compiled.
         traced: the Python lines that the module comes from, where it says so in tables.
@@ -91,6 +79,8 @@ class ProgramAudit:
     suppressed: tuple[Suppressed, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     cost: Cost | None = None
+    devices: int | None = None
+    collectives: tuple[Collective, ...] | None = None
     files: Mapping[AuditStage, Path] = field(default_factory=dict)
     traced: frozenset[SourceLocation] = frozenset()
     error: HloAuditError | None = None
@@ -100,6 +90,11 @@ class ProgramAudit:
         """Names it among others: ``lm-head/explicit/embed-vocab``."""
         parts = (self.program, self.mode, self.layout, self.variant)
         return "/".join(part for part in parts if part)
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """One of its devices, where its topology says which chip it is of."""
+        return hardware_of(self.topology, self.devices)
 
     @property
     def counts(self) -> dict[str, int | None]:
@@ -302,6 +297,8 @@ def _audit(
         findings=tuple(findings),
         skipped=skipped,
         cost=None if final is None else estimate_cost(final),
+        devices=None if final is None else final.device_count,
+        collectives=None if final is None else tuple(collectives(final)),
         traced=frozenset() if final is None else final.traced_lines,
     )
 
@@ -365,19 +362,3 @@ def _needed(rules: Iterable[Rule], there: Iterable[AuditStage]) -> list[AuditSta
 
 def _while_loops(module: Module) -> int:
     return sum(instruction.opcode == "while" for instruction in module.instructions)
-
-
-def estimate_cost(module: Module) -> Cost | None:
-    """Sum the compiler's own estimates; ``None`` where the module holds none (CPU, GPU, or a
-    snapshot from before the code is generated)."""
-    runs = executions(module)
-    cycles: list[int] = []
-    for instruction in module.instructions:
-        estimate = instruction.estimated_cycles
-        if estimate is not None:
-            times = runs[instruction.computation.name]
-            cycles.append(estimate * (1 if times is None else times))
-    unknown = sum(
-        i.opcode == "while" and trip_count(module, i) is None for i in module.instructions
-    )
-    return Cost(sum(cycles), unknown) if cycles else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal, get_args
 
+from hlo_audit.cost import Traffic, traffic_of
 from hlo_audit.dump import AuditStage
 from hlo_audit.errors import RefusedReshapeError, unknown_name
 from hlo_audit.hlo import Instruction, Module, SourceLocation
@@ -47,6 +48,8 @@ class Finding:
         stack: the callers of that line, innermost first, :data:`MOST_FRAMES` at the most.
         details: what else the rule knows, by the names that its documentation gives.
         fixes: the names of the layout fixes that clear such a finding.
+        traffic: what one run of it moves, by estimate; ``None`` where it is neither a copy nor a
+            collective.
     """
 
     rule: str
@@ -65,6 +68,7 @@ class Finding:
     stack: tuple[SourceLocation, ...]
     details: Mapping[str, Detail]
     fixes: tuple[str, ...]
+    traffic: Traffic | None = None
 
     @property
     def executed_bytes(self) -> int | None:
@@ -280,12 +284,15 @@ class Context:
         charged_to: tuple[Instruction, ...] = (),
         charged_in: Module | None = None,
         shape: str | None = None,
+        element: int | None = None,
     ) -> Finding:
         """Report ``instruction`` of ``module``.
 
         Much that the compiler makes carries no op_name or source line: ``charged_to`` are the
         instructions that have a say in them, the first with one giving it; by default the reported
         one alone. They are of the module ``charged_in``, by default of ``module``.
+
+        ``element`` is the value that is meant of a collective of several.
         """
         charged = charged_to or (instruction,)
         stacks = ((charged_in or module).frames(one) for one in charged)
@@ -308,6 +315,7 @@ class Context:
             stack=tuple(callers[:MOST_FRAMES]),
             details=details,
             fixes=fixes,
+            traffic=traffic_of(module, instruction, element),
         )
 
 

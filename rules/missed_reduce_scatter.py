@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hlo_audit.hlo import Instruction, Module, Shape, Value, element_bits
+from hlo_audit.hlo.collectives import is_reduce_scatter
 from hlo_audit.hlo.dataflow import MOVES, Site, Use, evaluate, terminal_uses
 from hlo_audit.rule import Context, Example, Finding, Rule
 from hlo_audit.rules._lm_head_fixes import (
@@ -72,16 +73,6 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
                 continue
             if _scatters(module, slices, groups):
                 yield _finding(module, context, value, slices[0], groups)
-
-
-def is_reduce_scatter(module: Module, all_reduce: Instruction) -> bool:
-    """Whether the all-reduce is the inside of a TPU reduce-scatter."""
-    return any(
-        caller.opcode == "fusion"
-        and caller.attributes.get("kind") == "kCustom"
-        and all_reduce.computation.name.startswith("all-reduce-scatter")
-        for caller in module.callers(all_reduce.computation)
-    )
 
 
 def _reduced_values(all_reduce: Instruction) -> Iterator[Value]:
@@ -180,6 +171,7 @@ def _finding(
         },
         fixes=("kernel-order-grad", "free-entry-layout") if reason == "minor-extent" else (),
         charged_to=(made_by, all_reduce, use.user),
+        element=element,
     )
 
 

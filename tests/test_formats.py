@@ -25,10 +25,11 @@ from markdown_it.token import Token
 
 from hlo_audit import __version__
 from hlo_audit.cli import cli
+from hlo_audit.cost import Cost
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.gate import Gate, judge
 from hlo_audit.hlo import Module, SourceLocation
-from hlo_audit.program_audit import Cost, ProgramAudit, audit_recorded
+from hlo_audit.program_audit import ProgramAudit, audit_recorded
 from hlo_audit.report import Report
 from hlo_audit.report.formats import FORMATS, Destination, Format, plan_outputs, render
 from hlo_audit.report.github import render_github

@@ -24,12 +24,13 @@ from rich.console import Console
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.cli import cli
 from hlo_audit.compiler import available_platform
+from hlo_audit.cost import Cost
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.models import ALL_MODELS, lm_head
 from hlo_audit.numerics import Compared, compare_layouts
 from hlo_audit.numerics_worker import Comparison, Difference, compare
 from hlo_audit.program import MODES, Layout, Model
-from hlo_audit.program_audit import Cost, ProgramAudit
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.proof import (
     Best,
     Plan,

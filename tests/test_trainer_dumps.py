@@ -11,9 +11,9 @@ import pytest
 
 from hlo_audit.dump import read_dump
 from hlo_audit.hlo import Module
+from hlo_audit.hlo.collectives import is_reduce_scatter
 from hlo_audit.program_audit import ProgramAudit, audit_recorded
 from hlo_audit.rules import ALL_RULES
-from hlo_audit.rules.missed_reduce_scatter import is_reduce_scatter
 
 ANY_SIZE = {"HLA002": {"min_bytes": 0}}
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from hlo_audit._version import __version__
-from hlo_audit.cli import cache, check, listings, lower, prove, setup
+from hlo_audit.cli import cache, check, diff, listings, lower, prove, setup
 from hlo_audit.cli.output import complain, drop_output
 from hlo_audit.errors import HloAuditError
 
@@ -80,6 +80,7 @@ for _command in (
     listings.models,
     cache.cache,
     prove.prove,
+    diff.diff,
     setup.init,
     setup.doctor,
 ):

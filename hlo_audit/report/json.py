@@ -5,11 +5,13 @@ Within a version keys are added, never changed or removed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from json import dumps
 from typing import Any
 
 from hlo_audit._version import __version__
+from hlo_audit.cost import NO_TRAFFIC
 from hlo_audit.gate import Gate
 from hlo_audit.program_audit import ProgramAudit, Suppressed
 from hlo_audit.report import Report
@@ -65,25 +67,62 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
         "bytes": audit.bytes,
         "skipped": dict(audit.skipped),
         "cost": _cost(audit),
+        "traffic": _traffic(audit),
         "findings": [
-            *(_finding(audit, finding) for finding in audit.findings),
-            *(_finding(audit, one.finding, one) for one in audit.suppressed),
+            *(finding_to_json(audit, finding) for finding in audit.findings),
+            *(finding_to_json(audit, one.finding, one) for one in audit.suppressed),
         ],
     }
 
 
-def _cost(audit: ProgramAudit) -> Mapping[str, int] | None:
+def _cost(audit: ProgramAudit) -> Mapping[str, int | float | None] | None:
     if audit.cost is None:
         return None
     return {
         "estimated_cycles": audit.cost.estimated_cycles,
         "unknown_loops": audit.cost.unknown_loops,
+        "estimated_seconds": audit.cost.seconds(audit.hardware),
     }
 
 
-def _finding(
+def _traffic(audit: ProgramAudit) -> dict[str, Any] | None:
+    """What the collectives of a step move, by kind."""
+    if audit.collectives is None:
+        return None
+    counts = Counter(one.kind for one in audit.collectives)
+    totals = dict.fromkeys(counts, NO_TRAFFIC)
+    for one in audit.collectives:
+        totals[one.kind] += one.traffic.times(one.executions)
+    return {
+        kind: {
+            "count": counts[kind],
+            "wire_bytes": total.wire_bytes,
+            "moved_bytes": total.moved_bytes,
+            "asked_bytes": total.asked_bytes,
+            "seconds": total.seconds(audit.hardware),
+        }
+        for kind, total in totals.items()
+    }
+
+
+def finding_cost(audit: ProgramAudit, finding: Finding) -> dict[str, Any] | None:
+    """What one run of a finding moves and takes, as plain data."""
+    traffic = finding.traffic
+    if traffic is None:
+        return None
+    return {
+        "hbm_bytes": traffic.hbm_bytes,
+        "wire_bytes": traffic.wire_bytes,
+        "moved_bytes": traffic.moved_bytes,
+        "asked_bytes": traffic.asked_bytes,
+        "seconds": traffic.seconds(audit.hardware),
+    }
+
+
+def finding_to_json(
     audit: ProgramAudit, finding: Finding, suppressed: Suppressed | None = None
 ) -> dict[str, Any]:
+    """A finding of ``audit`` as plain data."""
     return {
         "rule": finding.rule,
         "slug": finding.slug,
@@ -97,6 +136,7 @@ def _finding(
         "executions": finding.executions,
         "executed_bytes": finding.executed_bytes,
         "estimated_cycles": finding.estimated_cycles,
+        "cost": finding_cost(audit, finding),
         "details": dict(finding.details),
         "op_name": finding.op_name,
         "source": finding.source._asdict() if finding.source else None,
