@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 from hlo_audit.hlo import Computation, Instruction, Module, Sharding
 from hlo_audit.hlo.dots import swaps_operands
-from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Severity
+from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Severity, Watch
 from hlo_audit.rules._lm_head_fixes import (
     EXPLICIT_ON_V5_AND_V6E,
     kernel_order_grad,
@@ -73,6 +73,11 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
         shardings = _known_shardings(computation)
         for call in filter(is_annotation, computation):
             yield _finding(module, context, call, shardings)
+
+
+def seen_in(computation: Computation, _: Context) -> Iterator[Instruction]:
+    """Yield the annotations of a computation."""
+    yield from filter(is_annotation, computation)
 
 
 def is_annotation(instruction: Instruction) -> bool:
@@ -271,4 +276,11 @@ RULE = Rule(
     tally="kind",
     examples=EXAMPLES,
     fixes=FIXES,
+    watch=Watch(
+        counts="calls to Sharding",
+        phases=("unpartitioned", "partitioned", "laid-out"),
+        elsewhere="",
+        opcodes=frozenset({"custom-call"}),
+        seen_in=seen_in,
+    ),
 )
