@@ -13,9 +13,9 @@ folds ``transpose(dot(a, b))`` into ``dot(b, a)``, the walk says what stood betw
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
 from hlo_audit.errors import unknown_name
@@ -28,6 +28,7 @@ How = Literal[
     "name",
     "op_name and shape",
     "op_name, shape and neighbours",
+    "op_name, shape and order",
     "shape and neighbours",
     "op_name and contraction",
 ]
@@ -51,6 +52,9 @@ _NOT_IN_PLACE = frozenset(
 # An optimizer's update of one parameter has some thirty operations.
 _MOST_MET = 400
 
+# A pass may rewrite a dot in a way that the next ones take back.
+_LONGEST_GAP = 3
+
 # What an instruction was before is asked so often at the most.
 _MOST_ORIGINS = 8
 
@@ -70,11 +74,13 @@ class Identity:
         opcode: without ``-start``.
         shape: without layouts; one value of what has several.
         op_name: of the finding or the instruction.
+        element: which of several values it is.
     """
 
     opcode: str
     shape: str
     op_name: str
+    element: int | None = None
 
 
 Kind = Literal[
@@ -124,31 +130,47 @@ class Walk:
     steps: tuple[Step, ...]
 
 
-def introduced_by(
-    passes: Passes, rule: Rule, finding: Finding, options: Mapping[str, int] | None = None
-) -> str | None:
-    """The pass since which a finding stands there without a gap; the snapshot before optimisation
-    where it is the program's own. ``None`` where the dump does not have it.
+class Provenance:
+    """Says of each finding of one module which pass brought it."""
 
-    What the rule counts in single computations, such as a copy that turns a buffer, has to be that
-    in each snapshot: a copy that a pass left plain and another gave its order is the latter's.
-    """
-    place = locate(passes, rule, finding)
-    if place is None:
-        return None
-    position, instruction = place
-    chain = spared_by_exchange(instruction)
-    if chain is not None:  # passes move the transpose about; it is of that dot all along
-        return passes.pass_name(min(_pairs(passes, position, chain)))
-    identity = Identity(_stem(instruction.opcode), finding.shape, finding.op_name)
-    counted = _Counted(passes, rule, options)
-    is_counted = counted(position, instruction)
-    for earlier in range(position - 1, -1, -1):
-        match = find_in(passes.modules[earlier], instruction, identity)
-        if match is None or (is_counted and not counted(earlier, match.instruction)):
-            break
-        position, instruction = earlier, match.instruction
-    return passes.pass_name(position)
+    def __init__(
+        self,
+        passes: Passes,
+        rules: Sequence[Rule],
+        options: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
+        """Take what the rules found, and the options that they found it with."""
+        self._passes = passes
+        self._rules = {rule.code: rule for rule in rules}
+        self._counted = {
+            rule.code: _Counted(passes, rule, (options or {}).get(rule.code)) for rule in rules
+        }
+
+    def introduced_by(self, finding: Finding) -> str | None:
+        """The pass since which a finding stands there without a gap; ``before_optimizations`` where
+        it is the program's own. ``None`` where the dump does not have it.
+
+        What the rule counts in single computations, such as a copy that turns a buffer, has to be
+        that in each snapshot: a copy that a pass left plain and another gave its order is the
+        latter's. A transpose of a dot's result is as old as the two are.
+        """
+        place = locate(self._passes, self._rules[finding.rule], finding)
+        if place is None:
+            return None
+        position, instruction = place
+        chain = spared_by_exchange(instruction)
+        if chain is not None:
+            return self._passes.pass_name(min(_pairs(self._passes, position, chain)))
+        identity = identity_of_finding(finding)
+        counted = self._counted[finding.rule]
+        is_counted = counted(position, instruction)
+        for earlier in range(position - 1, -1, -1):
+            match = find_in(self._passes.modules[earlier], instruction, identity)
+            if match is None or (is_counted and not counted(earlier, match.instruction)):
+                break
+            position, instruction = earlier, match.instruction
+            identity = _narrowed(identity, instruction)
+        return self._passes.pass_name(position)
 
 
 class _Counted:
@@ -227,11 +249,29 @@ def walk(
     return Walk(position, instruction, first, last, name, tuple(order))
 
 
+def identity_of_finding(finding: Finding) -> Identity:
+    """What the instruction of a finding is recognised by."""
+    element = finding.details.get("element")
+    return Identity(
+        _stem(finding.opcode),
+        finding.shape,
+        finding.op_name,
+        element if isinstance(element, int) else None,
+    )
+
+
 def identity_of(instruction: Instruction) -> Identity:
     """What an instruction is recognised by."""
     return Identity(
         _stem(instruction.opcode), instruction.shape.without_layout, instruction.op_name
     )
+
+
+def _narrowed(identity: Identity, found: Instruction) -> Identity:
+    """What is looked for next: of what has one value, that one, in the type that it has there."""
+    if found.shape.is_tuple:
+        return identity
+    return replace(identity, shape=found.shape.without_layout, element=None)
 
 
 # -- matching
@@ -251,17 +291,32 @@ def find_in(module: Module, instruction: Instruction, identity: Identity) -> Mat
         for one in module.computations.values()
         if one is not instruction.computation
         for candidate in _with_opcode(one, identity.opcode)
-        if identity.shape in _shapes(candidate) and candidate.op_name == identity.op_name
+        if identity.shape in _shapes(candidate)
+        and candidate.op_name == identity.op_name
         # What stands under its own name in both is not this one.
         and not _persists(candidate, instruction.computation)
     ]
     if len(found) == 1 and identity.op_name:
         return Match(found[0], "op_name and shape")
-    nearest = _nearest(found, instruction)
-    if nearest is None:
+    nearest = _nearest(found, instruction, identity.element)
+    if nearest is not None:
+        return Match(
+            nearest,
+            "op_name, shape and neighbours" if identity.op_name else "shape and neighbours",
+        )
+    if not identity.op_name:
         return None
-    how: How = "op_name, shape and neighbours" if identity.op_name else "shape and neighbours"
-    return Match(nearest, how)
+    # A cloned body holds several that only their order tells apart.
+    rivals = [
+        one
+        for one in _with_opcode(instruction.computation, identity.opcode)
+        if identity.shape in _shapes(one)
+        and one.op_name == instruction.op_name
+        and not any(_persists(one, computation) for computation in module.computations.values())
+    ]
+    if len(rivals) != len(found) or instruction not in rivals:
+        return None
+    return Match(found[rivals.index(instruction)], "op_name, shape and order")
 
 
 def _by_name(
@@ -270,7 +325,7 @@ def _by_name(
     """Of the same name, opcode and shape: in the computation of the same name, or wherever it was
     moved to."""
     others = (one for one in module.computations.values() if one is not same)
-    for computation in ((same, *others) if same is not None else others):
+    for computation in (same, *others) if same is not None else others:
         if instruction.name in computation:
             candidate = computation[instruction.name]
             if _alike(candidate, instruction):
@@ -278,9 +333,12 @@ def _by_name(
 
 
 def _alike(one: Instruction, other: Instruction) -> bool:
+    """Whether one name can be of one instruction; passes do change the element type of some."""
     return (
         one.opcode == other.opcode
-        and one.shape.without_layout == other.shape.without_layout
+        and one.shape.dimensions == other.shape.dimensions
+        and [e.dimensions for e in one.shape.elements]
+        == [e.dimensions for e in other.shape.elements]
         and one.custom_call_target == other.custom_call_target
     )
 
@@ -306,10 +364,14 @@ def _shapes(instruction: Instruction) -> list[str]:
     return [shape.without_layout, *(element.without_layout for element in shape.elements)]
 
 
-def _nearest(found: Sequence[Instruction], instruction: Instruction) -> Instruction | None:
+def _nearest(
+    found: Sequence[Instruction], instruction: Instruction, element: int | None
+) -> Instruction | None:
     """The one that has more in common with the instruction's neighbours than any other; ``None``
-    where no single one has."""
+    where no single one has. Of an instruction with several values the operand of one is meant."""
     around = set(_neighbours(instruction))
+    if element is not None and element < len(instruction.operands):
+        around = set(_seen_as("reads", instruction.operands[element]))
     scores = sorted(
         ((len(around & set(_neighbours(one))), index) for index, one in enumerate(found)),
         reverse=True,
@@ -322,8 +384,12 @@ def _nearest(found: Sequence[Instruction], instruction: Instruction) -> Instruct
 def _neighbours(instruction: Instruction) -> Iterator[tuple[str, ...]]:
     for side, ones in (("reads", instruction.operands), ("read by", instruction.users)):
         for one in ones:
-            yield side, one.opcode, one.shape.without_layout, one.op_name
-            yield side, one.name, one.opcode, one.shape.without_layout
+            yield from _seen_as(side, one)
+
+
+def _seen_as(side: str, one: Instruction) -> Iterator[tuple[str, ...]]:
+    yield side, one.opcode, one.shape.without_layout, one.op_name
+    yield side, one.name, one.opcode, one.shape.without_layout
 
 
 # -- the instruction itself
@@ -354,14 +420,14 @@ def _follow(
         match = find_in(passes.modules[position], instruction, identity)
         if match is None:
             return
-        instruction = match.instruction
+        instruction, identity = match.instruction, _narrowed(identity, match.instruction)
         yield _Stand(position, instruction, match.how)
 
 
 def _changes(passes: Passes, stands: Sequence[_Stand]) -> Iterator[Step]:
     """Where its name, its computation, its order or what it reads changes for good."""
     kept: list[tuple[_Stand, _Stand]] = []
-    for one, other in zip(stands, stands[1:], strict=False):
+    for one, other in pairwise(stands):
         if one.instruction is other.instruction:
             continue
         if _state(one.instruction) == _state(other.instruction):
@@ -379,7 +445,9 @@ def _changes(passes: Passes, stands: Sequence[_Stand]) -> Iterator[Step]:
             parts.append(f"%{before.name} is now %{after.name}")
         if before.computation.name != after.computation.name:
             parts.append(f"moves from %{before.computation.name} into %{after.computation.name}")
-        if _order(before) != _order(after):
+        if _type(before) != _type(after):
+            parts.append(f"becomes {_type(after)}, before {_type(before)}")
+        if _order(before) and _order(after) and _order(before) != _order(after):
             parts.append(f"its order becomes {{{_order(after)}}}, before {{{_order(before)}}}")
         if _reads(before) != _reads(after):
             parts.append(f"reads {_listed(after.operands)}, before {_listed(before.operands)}")
@@ -390,20 +458,35 @@ def _state(instruction: Instruction) -> tuple[object, ...]:
     return (
         instruction.name,
         instruction.computation.name,
+        _type(instruction),
         _order(instruction),
         _reads(instruction),
     )
 
 
+def _type(instruction: Instruction) -> str:
+    return instruction.shape.element_type
+
+
 def _order(instruction: Instruction) -> str:
-    return ",".join(map(str, () if instruction.shape.is_tuple else instruction.shape.minor_to_major))
+    return ",".join(
+        map(str, () if instruction.shape.is_tuple else instruction.shape.minor_to_major)
+    )
 
 
-def _reads(instruction: Instruction) -> list[tuple[str, str]]:
+def _reads(instruction: Instruction) -> list[tuple[str, tuple[int, ...]]]:
     return [
-        (value.instruction.opcode, value.shape.without_layout)
+        (_before_moves(value.instruction).opcode, value.shape.dimensions)
         for value in instruction.operand_values
     ]
+
+
+def _before_moves(operand: Instruction) -> Instruction:
+    """What an operand is of, past a prefetch: those come and go."""
+    for _ in range(2):
+        if operand.opcode in ("copy-done", "copy-start") and operand.operands:
+            operand = operand.operands[0]
+    return operand
 
 
 def _origins(passes: Passes, first: _Stand, identity: Identity) -> Iterator[Step]:
@@ -554,17 +637,20 @@ class _Pair(NamedTuple):
 
 
 def _pairs(passes: Passes, position: int, chain: Chain) -> dict[int, _Pair]:
-    """The pair in each snapshot in which it stands without a gap: by its dot, as passes move the
-    transpose about."""
+    """The pair in each snapshot in which it stands, from the first to the last with no more than a
+    short gap: by its dot, as passes move the transpose about."""
     pairs = {position: _Pair(chain, "name")}
     for positions in (range(position - 1, -1, -1), range(position + 1, len(passes))):
-        current = chain
+        current, missed = chain, 0
         for place in positions:
             found = _same_pair(passes.modules[place], current)
-            if found is None:
+            if found is not None:
+                pairs[place] = found
+                current, missed = found.chain, 0
+            elif missed == _LONGEST_GAP:
                 break
-            pairs[place] = found
-            current = found.chain
+            else:
+                missed += 1
     return pairs
 
 
@@ -576,17 +662,25 @@ def _same_pair(module: Module, chain: Chain) -> _Pair | None:
     if match is not None:
         same = next((one for one in chains if one.dot is match.instruction), None)
         return same and _Pair(same, match.how)
-    # The partitioner changes names and sizes, and leaves the dot's dead namesakes about.
+    # The partitioner changes names and sizes.
+    found = _alike_chains(chains, chain.dot)
+    rivals = _alike_chains(_chains(chain.dot.computation), chain.dot)
+    if len(found) != len(rivals) or not chain.dot.op_name:
+        return None
+    index = [one.dot for one in rivals].index(chain.dot)
+    return _Pair(found[index], "op_name and contraction")
+
+
+def _alike_chains(chains: Iterable[Chain], dot: Instruction) -> list[Chain]:
+    """Those of dots with the op_name, the rank and the contraction of ``dot``, each dot once."""
     found = {
         one.dot: one
         for one in chains
-        if one.dot.op_name == chain.dot.op_name
-        and one.dot.shape.rank == chain.dot.shape.rank
-        and _contraction(one.dot) == _contraction(chain.dot)
+        if one.dot.op_name == dot.op_name
+        and one.dot.shape.rank == dot.shape.rank
+        and _contraction(one.dot) == _contraction(dot)
     }
-    if len(found) != 1 or not chain.dot.op_name:
-        return None
-    return _Pair(next(iter(found.values())), "op_name and contraction")
+    return list(found.values())
 
 
 def _contraction(dot: Instruction) -> tuple[str, ...]:
@@ -670,10 +764,12 @@ def _folded(module: Module, chain: Chain) -> Instruction | None:
     before = chain.dot.computation
     for computation in module.computations.values():
         for dot in _with_opcode(computation, "dot"):
-            is_new = not _persists(dot, before)
-            if is_new and dot.shape.dimensions == chain.transpose.shape.dimensions:
-                if [one.shape.dimensions for one in dot.operands] == wanted:
-                    return dot
+            is_turned = (
+                dot.shape.dimensions == chain.transpose.shape.dimensions
+                and [one.shape.dimensions for one in dot.operands] == wanted
+            )
+            if is_turned and not _persists(dot, before):
+                return dot
     return None
 
 

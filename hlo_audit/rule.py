@@ -45,6 +45,8 @@ class Finding:
         stack: the callers of that line, innermost first, :data:`MOST_FRAMES` at the most.
         details: what else the rule knows, by the names that its documentation gives.
         fixes: the names of the layout fixes that clear such a finding.
+        introduced_by: the pass that brought it, such as ``Layout_assignment: layout-assignment``;
+            ``None`` where the passes were not looked through.
     """
 
     rule: str
@@ -63,6 +65,7 @@ class Finding:
     stack: tuple[SourceLocation, ...]
     details: Mapping[str, Detail]
     fixes: tuple[str, ...]
+    introduced_by: str | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -104,7 +104,11 @@ class Passes:
         if snapshot.after != "pipeline-start":
             return stable_label(snapshot)
         outer = next(
-            (s.pipeline for s in self.snapshots[:position][::-1] if s.pipeline != snapshot.pipeline),
+            (
+                s.pipeline
+                for s in self.snapshots[:position][::-1]
+                if s.pipeline != snapshot.pipeline
+            ),
             "",
         )
         named = self._named_next(position, outer) if outer else None
@@ -364,9 +368,7 @@ def _tally_rule(passes: Passes, rule: Rule, options: Mapping[str, int] | None) -
     watch = rule.watch
     assert watch is not None
     stages = {stage: passes.stage(stage) for stage in rule.reads[1:]}
-    others = {
-        stage: passes.modules[place] for stage, place in stages.items() if place is not None
-    }
+    others = {stage: passes.modules[place] for stage, place in stages.items() if place is not None}
     counted = None
     if watch.seen_in is not None:
         counted = PerComputation(_finder(rule, Context(rule, others, options)))

@@ -102,6 +102,7 @@ def _finding(
         "stack": [frame._asdict() for frame in finding.stack],
         "fixes": list(audit.fixes_of(finding)),
         "fingerprint": finding.fingerprint,
+        "introduced_by": finding.introduced_by,
         "suppressed": suppressed
         and {"by": suppressed.by, "reason": suppressed.reason, "where": suppressed.where},
     }
