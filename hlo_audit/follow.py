@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 from hlo_audit.errors import unknown_name
 from hlo_audit.hlo import Computation, Instruction, Module
+from hlo_audit.hlo.dataflow import Site, origin
 from hlo_audit.hlo.dots import Chain, spared_by_exchange, turns_back
 from hlo_audit.rule import Context, Finding, Rule
 from hlo_audit.timeline import Passes
@@ -501,7 +502,7 @@ def _origins(passes: Passes, first: _Stand, identity: Identity) -> Iterator[Step
         was = _was(earlier, instruction, identity)
         if was is None:
             text = f"{_said(instruction)}{_turn(instruction)} appears; "
-            text += _read_before(earlier, instruction)
+            text += _read_before(passes.modules[position], earlier, instruction)
             yield Step(position, "appears", text, instruction.name)
             return
         text = f"{_said(instruction)} takes the place of {_said(was.instruction)}"
@@ -533,9 +534,10 @@ def _was(earlier: Module, instruction: Instruction, identity: Identity) -> Match
     return Match(found[0], "op_name and shape") if len(found) == 1 else None
 
 
-def _read_before(earlier: Module, instruction: Instruction) -> str:
+def _read_before(module: Module, earlier: Module, instruction: Instruction) -> str:
     """What became of its operand before it was there, in words."""
-    for operand in instruction.operands:
+    for value in instruction.operand_values:
+        operand = origin(module, Site(value), through=frozenset()).instruction
         match = find_in(earlier, operand, identity_of(operand))
         if match is not None:
             readers = match.instruction.users
@@ -589,20 +591,25 @@ def _pair_of(passes: Passes, stands: Sequence[_Stand]) -> tuple[int, Chain] | No
     if stands[0].instruction.opcode != "copy" or layouts is None or stands[0].position <= layouts:
         return None
     before = passes.modules[layouts]
-    for _, copy, _ in stands:
-        source = copy.operands[0] if copy.operands else None
-        # While layouts are assigned, a copy of a result may read the tuple of all of them.
-        if source is None or source.shape.dimensions != copy.shape.dimensions:
-            continue
-        match = find_in(before, source, identity_of(source))
+    for position, copy, _ in stands:
+        source = _source(passes.modules[position], copy)
+        match = None if source is None else find_in(before, source, identity_of(source))
         if match is None:
-            return None
+            continue
         for met in _met(match.instruction):
             met_chain = spared_by_exchange(met)
             if met_chain is not None and turns_back(copy, met):
                 return layouts, met_chain
         return None
     return None
+
+
+def _source(module: Module, copy: Instruction) -> Instruction | None:
+    """What a copy is of; while layouts are assigned, that may stand in a tuple before it."""
+    if not copy.operands:
+        return None
+    source = origin(module, Site(copy.operand_values[0]), through=frozenset()).instruction
+    return source if source.shape.dimensions == copy.shape.dimensions else None
 
 
 def _chains(computation: Computation) -> Iterator[Chain]:

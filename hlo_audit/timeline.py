@@ -482,7 +482,7 @@ def _changes(counts: Sequence[Counter[_Key] | None]) -> tuple[Change, ...]:
             if difference:
                 stack.append(_Open(position, difference))
         before = here
-    return tuple(
+    changes = (
         Change(
             position,
             added[position],
@@ -492,5 +492,5 @@ def _changes(counts: Sequence[Counter[_Key] | None]) -> tuple[Change, ...]:
             dict(undoing.get(position, {})),
         )
         for position in sorted({*added, *removed})
-        if added[position] != removed[position] or moved[position]
     )
+    return tuple(one for one in changes if one.count or one.bytes or one.lasting)
