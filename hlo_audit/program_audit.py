@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Literal
 
 from hlo_audit.cost import Collective, Cost, Hardware, collectives, estimate_cost, hardware_of
-from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_module, stage_of_file
+from hlo_audit.dump import (
+    AuditStage,
+    Dump,
+    ModuleDump,
+    Snapshot,
+    read_dump,
+    read_module,
+    stage_of_file,
+)
 from hlo_audit.errors import HloAuditError, InternalError, RefusedReshapeError
 from hlo_audit.hlo import Module, SourceLocation
 from hlo_audit.manifest import Manifest, read_manifest
@@ -204,11 +212,15 @@ def audit_lowered(
 ) -> ProgramAudit:
     """Audit the dump that ``lowering`` was compiled to."""
     dump = read_dump(folder)
-    step = next(
+    return audit_module_dump(lowering.program, step_of(dump), dump.manifest, rules, options)
+
+
+def step_of(dump: Dump) -> ModuleDump:
+    """The module of the program that a dump was made for: the compile may dump others beside."""
+    return next(
         (m for m in dump.modules if dump.manifest and m.name == dump.manifest.module),
         dump.modules[-1],
     )
-    return audit_module_dump(lowering.program, step, dump.manifest, rules, options)
 
 
 def audit_refused(

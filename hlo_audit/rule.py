@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from hlo_audit.cost import Traffic, traffic_of
 from hlo_audit.dump import AuditStage
 from hlo_audit.errors import RefusedReshapeError, unknown_name
-from hlo_audit.hlo import Instruction, Module, SourceLocation
+from hlo_audit.hlo import Computation, Instruction, Module, SourceLocation
 from hlo_audit.hlo.loops import executions
 
 Severity = Literal["warning", "note"]
@@ -50,6 +50,8 @@ class Finding:
         fixes: the names of the layout fixes that clear such a finding.
         traffic: what one run of it moves, by estimate; ``None`` where it is neither a copy nor a
             collective.
+        introduced_by: the pass that brought it, such as ``Layout_assignment: layout-assignment``;
+            ``None`` where the passes were not looked through.
     """
 
     rule: str
@@ -69,6 +71,7 @@ class Finding:
     details: Mapping[str, Detail]
     fixes: tuple[str, ...]
     traffic: Traffic | None = None
+    introduced_by: str | None = None
 
     @property
     def executed_bytes(self) -> int | None:
@@ -206,6 +209,32 @@ class Example:
     tallies: Mapping[str, int] | None = None
 
 
+Phase = Literal["unpartitioned", "partitioned", "laid-out"]
+"""The parts of a compilation: until the program is partitioned, from then on until layouts are
+assigned, and from then on."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a rule is counted in any snapshot of a dump, for the timeline of the passes.
+
+    Attributes:
+        counts: what is counted, in words.
+        phases: where that means anything.
+        elsewhere: why it means nothing in the others; ``""`` where there are none.
+        opcodes: without any of these in a module there is nothing to count.
+        seen_in: yields what is counted in one computation; ``None`` where the rule must see the
+            module: then its findings are counted, with the snapshot in the place of the first
+            module that the rule reads.
+    """
+
+    counts: str
+    phases: tuple[Phase, ...]
+    elsewhere: str
+    opcodes: frozenset[str]
+    seen_in: Callable[[Computation, Context], Iterator[Instruction]] | None = None
+
+
 @dataclass(frozen=True)
 class Rule:
     """A rule. A file in ``rules/`` makes one, as its ``RULE``.
@@ -223,6 +252,7 @@ class Rule:
         fixes: each is proven by compiling both layouts.
         check_refused: yields the findings of a program that jax refuses to trace for a reshape, so
             that there is no module to look at; ``None`` for a rule that has nothing to say of it.
+        watch: how it is counted in any snapshot; ``None`` where it is not.
     """
 
     code: str
@@ -236,6 +266,7 @@ class Rule:
     fixes: tuple[LayoutFix, ...]
     options: Mapping[str, int] = field(default_factory=dict)
     check_refused: Callable[[RefusedReshapeError], Iterator[Finding]] | None = None
+    watch: Watch | None = None
 
 
 def _is_of_the_program(frame: SourceLocation | None) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from hlo_audit.cache import Cache
 from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
 from hlo_audit.errors import HloAuditError, RefusedReshapeError
+from hlo_audit.history import trace_lowered, trace_recorded
 from hlo_audit.program import Lowering, Recorded, Subject
 from hlo_audit.program_audit import (
     ProgramAudit,
@@ -31,6 +32,7 @@ def audit_subjects(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     cache: Cache | None = None,
     on_compiled: Callable[[Lowering, Outcome], None] | None = None,
+    introduced_by: bool = False,
 ) -> list[ProgramAudit]:
     """Audit each subject; what cannot be compiled or read is an audit with an error.
 
@@ -40,6 +42,7 @@ def audit_subjects(
     Args:
         cache: where dumps are kept; ``None`` compiles each program anew.
         on_compiled: called with each program that was to be compiled and its outcome.
+        introduced_by: whether to look through the passes for the one that brought each finding.
     """
     options = options or {}
     audits: dict[int, list[ProgramAudit]] = {}
@@ -47,7 +50,8 @@ def audit_subjects(
     positions = {id(lowering): index for index, lowering in lowerings.items()}
 
     def done(lowering: Lowering, outcome: Outcome) -> None:
-        audits[positions[id(lowering)]] = [_audit(lowering, outcome, rules, options)]
+        audit = _audit(lowering, outcome, rules, options, introduced_by)
+        audits[positions[id(lowering)]] = [audit]
         if on_compiled is not None:
             on_compiled(lowering, outcome)
 
@@ -55,6 +59,8 @@ def audit_subjects(
         if isinstance(subject, Recorded):
             try:
                 audits[index] = audit_recorded(subject.path, rules, options)
+                if introduced_by:
+                    audits[index] = trace_recorded(audits[index], subject.path, options)
             except HloAuditError as error:
                 audits[index] = [ProgramAudit(subject.label, error=error)]
     if lowerings:
@@ -71,7 +77,11 @@ def audit_subjects(
 
 
 def _audit(
-    lowering: Lowering, outcome: Outcome, rules: Sequence[Rule], options: RuleOptions
+    lowering: Lowering,
+    outcome: Outcome,
+    rules: Sequence[Rule],
+    options: RuleOptions,
+    introduced_by: bool,
 ) -> ProgramAudit:
     error: HloAuditError
     if isinstance(outcome, RefusedReshapeError):
@@ -80,7 +90,8 @@ def _audit(
         error = outcome
     else:
         try:
-            return audit_lowered(lowering, outcome.folder, rules, options)
+            audit = audit_lowered(lowering, outcome.folder, rules, options)
+            return trace_lowered(audit, outcome.folder, options) if introduced_by else audit
         except HloAuditError as caught:
             error = caught
     return replace(described_by(lowering), error=error)

@@ -57,6 +57,7 @@ from hlo_audit.rule import (
     LayoutFix,
     Rule,
     Target,
+    Watch,
 )
 
 _GATHERS = ("all-gather", "all-gather-start")
@@ -767,4 +768,10 @@ RULE = Rule(
     fixes=FIXES,
     options={"min_bytes": 64 << 10},
     check_refused=check_refused,
+    watch=Watch(
+        counts="collectives that a merge of a sharded axis forces",
+        phases=("partitioned", "laid-out"),
+        elsewhere="a program that is not partitioned yet has no collectives of its own",
+        opcodes=frozenset({*_GATHERS, *_EXCHANGES}),
+    ),
 )

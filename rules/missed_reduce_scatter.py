@@ -43,7 +43,7 @@ from collections.abc import Iterator, Sequence
 from hlo_audit.hlo import Instruction, Module, Shape, Value, element_bits
 from hlo_audit.hlo.collectives import is_reduce_scatter
 from hlo_audit.hlo.dataflow import MOVES, Site, Use, evaluate, terminal_uses
-from hlo_audit.rule import Context, Example, Finding, Rule
+from hlo_audit.rule import Context, Example, Finding, Rule, Watch
 from hlo_audit.rules._lm_head_fixes import (
     EXPLICIT_ON_V5,
     free_entry_layout,
@@ -338,4 +338,10 @@ RULE = Rule(
     examples=EXAMPLES,
     fixes=FIXES,
     options={"min_bytes": 64 << 10, "min_minor_extent_bytes": 512},
+    watch=Watch(
+        counts="all-reduced values of which every chip keeps only its own slice",
+        phases=("partitioned", "laid-out"),
+        elsewhere="a program that is not partitioned yet has no collectives of its own",
+        opcodes=frozenset(_ALL_REDUCES),
+    ),
 )

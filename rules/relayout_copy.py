@@ -40,9 +40,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hlo_audit.hlo import Instruction, Module, Shape
+from hlo_audit.hlo import Computation, Instruction, Module, Shape
 from hlo_audit.hlo.dataflow import MOVES, Site, origin_before_prefetch
-from hlo_audit.rule import Context, Detail, Example, Finding, Rule
+from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Watch
 from hlo_audit.rules._lm_head_fixes import (
     EXPLICIT_ON_V5,
     WHEREVER_IT_SHOWS,
@@ -61,7 +61,14 @@ _PARAMETER_FIXES = ("vocab-embed", "kernel-order-grad", "free-entry-layout")
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each relayout copy of the final module."""
     fused = fused_computations(module)
-    for copy in module.instructions:
+    for computation in module.computations.values():
+        for copy in seen_in(computation, context):
+            yield _finding(module, context, copy, fused=computation.name in fused)
+
+
+def seen_in(computation: Computation, context: Context) -> Iterator[Instruction]:
+    """Yield the relayout copies of a computation."""
+    for copy in computation.instructions:
         if copy.opcode != "copy" or not copy.operands:
             continue
         source = copy.operand_values[0]
@@ -71,7 +78,7 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
             continue
         if "output_to_operand_aliasing" in copy.attributes:
             continue
-        yield _finding(module, context, copy, fused=copy.computation.name in fused)
+        yield copy
 
 
 def fused_computations(module: Module) -> frozenset[str]:
@@ -361,4 +368,11 @@ RULE = Rule(
     examples=EXAMPLES,
     fixes=FIXES,
     options={"min_bytes": 64 << 10},
+    watch=Watch(
+        counts="copies that change the order or the tiling of a buffer",
+        phases=("laid-out",),
+        elsewhere="before layout assignment no layout is settled",
+        opcodes=frozenset({"copy"}),
+        seen_in=seen_in,
+    ),
 )

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 from hlo_audit.hlo import Computation, Instruction, Module, Sharding
 from hlo_audit.hlo.dots import swaps_operands
-from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Severity
+from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Severity, Watch
 from hlo_audit.rules._lm_head_fixes import (
     EXPLICIT_ON_V5_AND_V6E,
     kernel_order_grad,
@@ -75,9 +75,19 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
             yield _finding(module, context, call, shardings)
 
 
+def seen_in(computation: Computation, _: Context) -> Iterator[Instruction]:
+    """Yield the annotations of a computation."""
+    yield from filter(is_annotation, computation)
+
+
 def is_annotation(instruction: Instruction) -> bool:
     """Whether an instruction is a call to ``Sharding``."""
-    return instruction.custom_call_target == "Sharding" and bool(instruction.operands)
+    # A look at the text spares the parsing of every other custom call's attributes.
+    return (
+        '"Sharding"' in instruction.attribute_text
+        and instruction.custom_call_target == "Sharding"
+        and bool(instruction.operands)
+    )
 
 
 def _finding(
@@ -271,4 +281,11 @@ RULE = Rule(
     tally="kind",
     examples=EXAMPLES,
     fixes=FIXES,
+    watch=Watch(
+        counts="calls to Sharding",
+        phases=("unpartitioned", "partitioned", "laid-out"),
+        elsewhere="",
+        opcodes=frozenset({"custom-call"}),
+        seen_in=seen_in,
+    ),
 )

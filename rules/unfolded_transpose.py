@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hlo_audit.hlo import Instruction, Module, Shape, Value
+from hlo_audit.hlo import Computation, Instruction, Module, Value
 from hlo_audit.hlo.dataflow import (
     MOVES,
     Site,
@@ -54,7 +54,7 @@ from hlo_audit.hlo.dataflow import (
     origin_outside_loops,
     terminal_uses,
 )
-from hlo_audit.hlo.dots import swaps_operands
+from hlo_audit.hlo.dots import spared_by_exchange, squeezed, turns_back
 from hlo_audit.rule import (
     Context,
     Example,
@@ -62,6 +62,7 @@ from hlo_audit.rule import (
     LayoutFix,
     Rule,
     Target,
+    Watch,
     bit_for_bit,
 )
 from hlo_audit.rules._lm_head_fixes import (
@@ -71,18 +72,6 @@ from hlo_audit.rules._lm_head_fixes import (
     kernel_order_grad,
     vocab_embed,
 )
-
-# A gradient passes a handful of these.
-_LONGEST_CHAIN = 100
-
-# A gradient passes these between its dot and its transpose, and keeps its dimensions.
-_PASSED = frozenset(
-    {
-        *("convert", "copy", "negate", "all-reduce", "reduce-scatter", "dynamic-slice", "slice"),
-        *("multiply", "divide", "add", "subtract", "select", "get-tuple-element", "custom-call"),
-    }
-)
-
 
 _KERNEL = "tpu_custom_call"
 
@@ -100,6 +89,21 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
     yield from _copies_for_kernels(module, context)
 
 
+def seen_in(computation: Computation, context: Context) -> Iterator[Instruction]:
+    """Yield the transposes of a computation that exchanging their dot's operands would spare,
+    whether they cost copies later or not; one for each dot."""
+    dots: set[Instruction] = set()
+    for transpose in computation.instructions:
+        if transpose.opcode != "transpose" or (
+            transpose.shape.logical_bytes < context.option("min_bytes")
+        ):
+            continue
+        chain = spared_by_exchange(transpose)
+        if chain is not None and chain.dot not in dots:
+            dots.add(chain.dot)
+            yield transpose
+
+
 # -- of the result of a dot
 
 
@@ -114,14 +118,13 @@ def _transposes_of_results(module: Module, context: Context) -> Iterator[Finding
             continue
         if transpose.shape.logical_bytes < context.option("min_bytes"):
             continue
-        if sorted(transpose.dimensions) != list(range(transpose.shape.rank)):
+        chain = spared_by_exchange(transpose)
+        if chain is None or chain.dot in reported:
             continue
-        dot = _dot_of(transpose.operands[0])
-        if dot is None or dot in reported or not swaps_operands(dot, transpose.dimensions):
-            continue
+        dot = chain.dot
         alike = (transpose.shape.dimensions, transpose.dimensions)
         if alike not in found:
-            found[alike] = [copy for copy in copies if _undoes(copy, transpose)]
+            found[alike] = [copy for copy in copies if turns_back(copy, transpose)]
         made = found[alike]
         if made:
             reported.add(dot)
@@ -154,58 +157,6 @@ def _finding(
         fixes=("vocab-embed", "kernel-order-grad", "free-entry-layout"),
         charged_to=(dot, transpose),
     )
-
-
-def _dot_of(value: Instruction) -> Instruction | None:
-    """The dot that ``value`` is the result of, but for what keeps its dimensions in place."""
-    for _ in range(_LONGEST_CHAIN):
-        if value.opcode not in _PASSED or not value.operands:
-            break
-        if value.opcode == "custom-call" and value.custom_call_target != "Sharding":
-            return None
-        whole = [
-            operand
-            for operand in value.operands
-            if operand.shape.rank == value.shape.rank and not _is_constant(operand)
-        ]
-        if value.opcode in ("all-reduce", "get-tuple-element") and value.operands[0].shape.is_tuple:
-            return None
-        if len(whole) != 1:
-            return None
-        value = whole[0]
-    return value if value.opcode == "dot" else None
-
-
-def _is_constant(instruction: Instruction) -> bool:
-    if instruction.opcode != "broadcast" or not instruction.operands:
-        return instruction.opcode == "constant"
-    source = instruction.operands[0]
-    return source.shape.rank == 0 or source.opcode == "constant"
-
-
-def _undoes(copy: Instruction, transpose: Instruction) -> bool:
-    """Whether a final copy turns a buffer of the transpose's shape between the two orders.
-
-    Dimensions of size 1 are left out: layer stacks slice with a leading one.
-    """
-    before, after = copy.operand_values[0].shape, copy.shape
-    if before.is_tuple or _squeezed(after) != _squeezed(transpose.shape):
-        return False
-    rank = transpose.shape.rank
-    untransposed = [transpose.dimensions.index(d) for d in reversed(range(rank))]
-    sizes = transpose.shape.dimensions
-    turned = [sum(sizes[e] != 1 for e in range(d)) for d in untransposed if sizes[d] != 1]
-    orders = [_squeezed_order(before), _squeezed_order(after)]
-    return turned in orders and orders[0] != orders[1]
-
-
-def _squeezed(shape: Shape) -> list[int]:
-    return [size for size in shape.dimensions if size != 1]
-
-
-def _squeezed_order(shape: Shape) -> list[int]:
-    """``moving_order`` in numbers of the dimensions that are left without those of size 1."""
-    return [sum(size != 1 for size in shape.dimensions[:d]) for d in shape.moving_order]
 
 
 # -- of the operand of a kernel
@@ -281,12 +232,12 @@ def _transpose_for(module: Module, copy: Instruction) -> Instruction | None:
 
     Dimensions of size 1 are left out: a layer's slice of a stack has a leading one.
     """
-    sizes = _squeezed(copy.shape)
+    sizes = squeezed(copy.shape)
     for transpose in module.instructions:
         if transpose.opcode != "transpose" or not transpose.operands:
             continue
         operand = transpose.operand_values[0].shape
-        if operand.is_tuple or _squeezed(operand) != sizes:
+        if operand.is_tuple or squeezed(operand) != sizes:
             continue
         uses = terminal_uses(module, Value(transpose))
         if uses and all(use.user.custom_call_target == _KERNEL for use in uses):
@@ -572,4 +523,12 @@ RULE = Rule(
     examples=EXAMPLES,
     fixes=FIXES,
     options={"min_bytes": 64 << 10},
+    watch=Watch(
+        counts="transposes of a dot's result that the dot of the exchanged operands would spare, "
+        "whether they cost copies or not",
+        phases=("unpartitioned", "partitioned"),
+        elsewhere="from layout assignment on a transpose is a bitcast or a copy",
+        opcodes=frozenset({"transpose"}),
+        seen_in=seen_in,
+    ),
 )

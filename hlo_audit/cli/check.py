@@ -91,6 +91,11 @@ if TYPE_CHECKING:
     default=None,
     help="Fail too where the baseline could be tightened, or a suppression suppresses nothing.",
 )
+@click.option(
+    "--introduced-by",
+    is_flag=True,
+    help="Look through all passes for the one that brought each finding.",
+)
 @takes_config
 @click.option("--exit-zero", is_flag=True, help="Exit 0 even where the gate fails.")
 @click.option(
@@ -121,6 +126,7 @@ def check(
     update_baseline: bool,
     against: str | None,
     strict: bool | None,
+    introduced_by: bool,
     config: Config,
     exit_zero: bool,
     formats: tuple[Format, ...],
@@ -183,6 +189,7 @@ def check(
                 timeout_seconds=how.timeout_seconds,
                 cache=cache,
                 on_compiled=on_compiled,
+                introduced_by=introduced_by,
             )
         return [_without_ignored(one, config) for one in tell_apart(audits)]
 

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hlo_audit.hlo.attributes import parse_integers
 from hlo_audit.hlo.module import Instruction
+from hlo_audit.hlo.shape import Shape
+
+# A gradient passes a handful of these.
+_LONGEST_CHAIN = 100
+
+# A gradient passes these between its dot and its transpose, and keeps its dimensions.
+_PASSED = frozenset(
+    {
+        *("convert", "copy", "negate", "all-reduce", "reduce-scatter", "dynamic-slice", "slice"),
+        *("multiply", "divide", "add", "subtract", "select", "get-tuple-element", "custom-call"),
+    }
+)
+
+
+class Chain(NamedTuple):
+    """A dot, a transpose of its result, and what stands between them.
+
+    Attributes:
+        dot: whose operands would be exchanged.
+        between: from the dot on; each keeps the dimensions of the result.
+        transpose: of the result.
+    """
+
+    dot: Instruction
+    between: tuple[Instruction, ...]
+    transpose: Instruction
 
 
 def swaps_operands(dot: Instruction, permutation: tuple[int, ...]) -> bool:
@@ -31,3 +59,71 @@ def swaps_operands(dot: Instruction, permutation: tuple[int, ...]) -> bool:
         *range(batch, batch + left),
     )
     return permutation == swapped and left > 0 and right > 0
+
+
+def spared_by_exchange(transpose: Instruction) -> Chain | None:
+    """The dot that would give what ``transpose`` gives if its operands were exchanged; ``None``
+    where there is no such dot.
+
+    The transpose is followed back through conversions, sums over chips, slices, annotations and
+    arithmetic with constants.
+    """
+    if transpose.opcode != "transpose" or not transpose.operands:
+        return None
+    if sorted(transpose.dimensions) != list(range(transpose.shape.rank)):
+        return None
+    between: list[Instruction] = []
+    value = transpose.operands[0]
+    for _ in range(_LONGEST_CHAIN):
+        if value.opcode not in _PASSED or not value.operands:
+            break
+        if value.opcode == "custom-call" and value.custom_call_target != "Sharding":
+            return None
+        whole = [
+            operand
+            for operand in value.operands
+            if operand.shape.rank == value.shape.rank and not _is_constant(operand)
+        ]
+        if value.opcode in ("all-reduce", "get-tuple-element") and value.operands[0].shape.is_tuple:
+            return None
+        if len(whole) != 1:
+            return None
+        between.append(value)
+        value = whole[0]
+    if value.opcode != "dot" or not swaps_operands(value, transpose.dimensions):
+        return None
+    return Chain(value, tuple(reversed(between)), transpose)
+
+
+def _is_constant(instruction: Instruction) -> bool:
+    if instruction.opcode != "broadcast" or not instruction.operands:
+        return instruction.opcode == "constant"
+    source = instruction.operands[0]
+    return source.shape.rank == 0 or source.opcode == "constant"
+
+
+def turns_back(copy: Instruction, transpose: Instruction) -> bool:
+    """Whether a copy turns a buffer of the transpose's shape between the order of its operand and
+    that of its result.
+
+    Dimensions of size 1 are left out: layer stacks slice with a leading one.
+    """
+    before, after = copy.operand_values[0].shape, copy.shape
+    if before.is_tuple or squeezed(after) != squeezed(transpose.shape):
+        return False
+    rank = transpose.shape.rank
+    untransposed = [transpose.dimensions.index(d) for d in reversed(range(rank))]
+    sizes = transpose.shape.dimensions
+    turned = [sum(sizes[e] != 1 for e in range(d)) for d in untransposed if sizes[d] != 1]
+    orders = [_squeezed_order(before), _squeezed_order(after)]
+    return turned in orders and orders[0] != orders[1]
+
+
+def squeezed(shape: Shape) -> list[int]:
+    """The sizes of its dimensions, less those of size 1."""
+    return [size for size in shape.dimensions if size != 1]
+
+
+def _squeezed_order(shape: Shape) -> list[int]:
+    """``moving_order`` in numbers of the dimensions that are left without those of size 1."""
+    return [sum(size != 1 for size in shape.dimensions[:d]) for d in shape.moving_order]

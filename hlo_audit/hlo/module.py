@@ -324,6 +324,11 @@ class Computation:
         found = [i for i in self.instructions if i.opcode == "parameter"]
         return tuple(sorted(found, key=lambda parameter: parameter.parameter_number or 0))
 
+    def rows(self) -> Iterator[tuple[str, Shape]]:
+        """The opcode and the shape of each instruction, in order; makes no instructions."""
+        for pieces, shape in zip(self._lines, self._shapes, strict=True):
+            yield pieces[_OPCODE], shape
+
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
         if self._users is None:

@@ -143,6 +143,7 @@ def finding_to_json(
         "stack": [frame._asdict() for frame in finding.stack],
         "fixes": list(audit.fixes_of(finding)),
         "fingerprint": finding.fingerprint,
+        "introduced_by": finding.introduced_by,
         "suppressed": suppressed
         and {"by": suppressed.by, "reason": suppressed.reason, "where": suppressed.where},
     }

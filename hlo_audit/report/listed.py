@@ -55,6 +55,15 @@ def listed(report: Report, *, show_all: bool = False) -> list[Listed]:
     return sorted(chosen, key=_order)
 
 
+def numbered(audit: ProgramAudit) -> list[Finding]:
+    """The findings of a program in the order in which they are numbered from 1: warnings, then
+    notes; of each the most costly first."""
+    return sorted(
+        audit.findings,
+        key=lambda finding: (finding.severity == "note", *(-cost for cost in cost_of(finding))),
+    )
+
+
 def breaking_findings(audit: ProgramAudit, report: Report) -> frozenset[int]:
     """The ``id`` of each finding of a program that fails the gate: all of a rule that has more than
     is allowed; against a baseline, those that are new."""

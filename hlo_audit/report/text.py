@@ -23,6 +23,7 @@ from hlo_audit.report import Report
 from hlo_audit.report.listed import breaking_findings, offered_fixes
 from hlo_audit.report.sources import shown
 from hlo_audit.report.wording import (
+    brought_by,
     cost_of,
     format_bytes,
     format_cost,
@@ -265,6 +266,8 @@ def _finding(group: Sequence[Finding], *, is_new: bool) -> Iterator[RenderableTy
         caller = next(outside, None)
         if caller is not None:
             yield Indented(Text(f"from {_location(caller)}", "dim"), 6, hanging=2)
+    if finding.introduced_by is not None:
+        yield Indented(Text(brought_by(finding.introduced_by), "dim"), 6, hanging=2)
     if "/" in finding.op_name:  # an argument's name stands in the message
         name = plain(finding.op_name)
         if len(name) > _OP_NAME_WIDTH:  # the end tells most

@@ -34,6 +34,15 @@ def format_bytes(count: int) -> str:
     return f"{value:.3g} TB"
 
 
+def brought_by(pass_name: str | None) -> str:
+    """Says which pass brought a finding, or that the program had it from the start."""
+    if pass_name is None:
+        return "brought by a pass that is not known"
+    if pass_name == "before_optimizations":
+        return "in the program before any pass"
+    return f"brought by {plain(pass_name)}"
+
+
 def cost_of(finding: Finding) -> tuple[int, int]:
     """Cycles, then bytes, of all its runs in a step: what lists the most costly first."""
     runs = 1 if finding.executions is None else finding.executions
