@@ -529,6 +529,20 @@ def test_names_in_a_dump_stay_text(tmp_path: Path) -> None:
         assert "\x1b" not in result.output
 
 
+@pytest.mark.slow
+def test_a_program_is_compiled_and_its_passes_read() -> None:
+    sizes = [part for size in ("embed=128", "vocab=512", "seq=16") for part in ("--set", size)]
+    result = run("lm-head", "--platform", "cpu", *sizes, "--quiet", "--finding", "1")
+    assert result.exit_code == 0, result.output
+    assert "lm-head/explicit/embed-vocab  4 CPU devices" in result.stdout
+    assert "brought by " in result.stdout
+    result = run("lm-head", "--platform", "cpu", *sizes, "--quiet", "--format", "json")
+    auto, explicit = json.loads(result.stdout)["programs"]
+    assert (auto["mode"], explicit["mode"]) == ("auto", "explicit")
+    annotations = [one["series"][0]["readings"][0]["count"] for one in (auto, explicit)]
+    assert annotations[0] < annotations[1]
+
+
 def test_the_passes_are_read_without_jax(newest: Path) -> None:
     code = (
         "import sys\nfrom click.testing import CliRunner\nfrom hlo_audit.cli import cli\n"
