@@ -75,7 +75,7 @@ def test_json_follows_its_schema(explicit_dump: Path) -> None:
     result = run("check", explicit_dump, "--format", "json")
     report = validated(result.stdout)
     (program,) = report["programs"]
-    assert program["counts"] == {"HLA001": 62, "HLA002": 4, "HLA003": 1, "HLA004": 0}
+    assert program["counts"] == {"HLA001": 62, "HLA002": 4, "HLA003": 1, "HLA004": 0, "HLA005": 0}
     assert program["platform"] == "tpu"
     assert program["mode"] is None
     assert program["module"] == "jit_step"
@@ -91,8 +91,14 @@ def test_the_schema_refuses_a_count_without_a_number() -> None:
 def test_what_a_single_file_cannot_show_is_null_and_never_zero(explicit_dump: Path) -> None:
     report = validated(run("check", explicit_dump / FINAL, "--format", "json").stdout)
     (program,) = report["programs"]
-    assert program["counts"] == {"HLA001": None, "HLA002": 4, "HLA003": None, "HLA004": 0}
-    assert set(program["skipped"]) == {"HLA001", "HLA003"}
+    assert program["counts"] == {
+        "HLA001": None,
+        "HLA002": 4,
+        "HLA003": None,
+        "HLA004": 0,
+        "HLA005": None,
+    }
+    assert set(program["skipped"]) == {"HLA001", "HLA003", "HLA005"}
     assert "before optimisation" in program["skipped"]["HLA001"]
 
 
@@ -157,7 +163,9 @@ def test_rules_are_selected_and_ignored_by_code_and_slug(explicit_dump: Path) ->
     only = run("check", explicit_dump, "--select", "relayout-copy", "--format", "json")
     assert set(validated(only.stdout)["programs"][0]["counts"]) == {"HLA002"}
     rest = run("check", explicit_dump, "--ignore", "HLA001", "--format", "json")
-    assert set(validated(rest.stdout)["programs"][0]["counts"]) == {"HLA002", "HLA003", "HLA004"}
+    assert set(validated(rest.stdout)["programs"][0]["counts"]) == {
+        *("HLA002", "HLA003", "HLA004", "HLA005")
+    }
 
 
 def test_a_rule_option_changes_its_threshold(explicit_dump: Path) -> None:
@@ -281,7 +289,7 @@ def test_terminal_escapes_in_names_do_not_reach_the_terminal(tmp_path: Path) -> 
     assert "[bold]" in result.stdout
 
 
-@pytest.mark.parametrize("code", ["HLA001", "HLA002", "HLA003", "HLA004"])
+@pytest.mark.parametrize("code", ["HLA001", "HLA002", "HLA003", "HLA004", "HLA005"])
 def test_explain_prints_documentation_options_and_fixes(code: str) -> None:
     result = run("explain", code)
     assert result.returncode == 0
