@@ -489,7 +489,7 @@ def test_a_program_that_cannot_be_built_is_an_error_of_usage(
     own_code: Session, index: int, message: str, hint: str | None
 ) -> None:
     raised = error(own_code[index])
-    assert type(raised) is UsageError
+    assert isinstance(raised, UsageError)
     assert message in raised.message
     assert (hint in raised.hint) if hint and raised.hint else raised.hint == hint
 

@@ -169,6 +169,7 @@ def test_the_copies_of_indices_and_logits_are_no_weights(
             f for f in find(mode, layout, experts=experts)["findings"] if f["opcode"] == "copy"
         ]
         small = {f["instruction"] for f in copies if f["shape"].startswith("s32[")}
-        assert small  # padded, they are over the threshold of relayout copies
+        # With many experts they are, padded, over the threshold of relayout copies.
+        assert small or experts < 128
         of_weights = {f["instruction"] for f in copies if f["rule"] == "HLA003"}
         assert not small & of_weights
