@@ -16,12 +16,23 @@ from hlo_audit.cache import CACHE_DIR_VARIABLE
 _ARCHIVES = Path(__file__).parent / "data"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that no worker is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("hlo-audit")
     group.addoption(
         "--all-snapshots",
         action="store_true",
         help="compare every snapshot with XLA's own parser, not a sample of them",
+    )
+    group.addoption(
+        "--full-size",
+        action="store_true",
+        help="compile the reference models at the sizes of the trainers, too",
     )
     group.addoption(
         "--update-golden",
