@@ -398,9 +398,10 @@ def _end_of_plain_body(text: str, start: int) -> int:
         return thread
     # At the end of the text there may be none. Kernel metadata has lines that start with a brace,
     # too; the body's own stands alone.
-    while (
-        end < 0 and (end := text.find("\n}", start)) >= 0 and not _AFTER_BODY.match(text, end + 2)
-    ):
+    while end < 0:
+        end = text.find("\n}", start)
+        if end < 0 or _AFTER_BODY.match(text, end + 2):
+            break
         start, end = end + 2, -1
     return end
 
