@@ -101,6 +101,10 @@ CHANGES = {
     "a line that goes on": lambda text: text.replace(
         "multiply(%a, %q)", 'multiply(%a, %q), metadata={op_name="a\nb"}'
     ),
+    "a complex constant": lambda text: text.replace(
+        "%b = f32[8]{0} multiply(%a, %q)",
+        "%k = c64[] constant((0, 1))\n  %b = f32[8]{0} negate(%a)",
+    ),
     "a comment": lambda text: text.replace("multiply(", "/* as it was */ multiply("),
     "no percent signs": lambda text: text.replace("%", ""),
     "cut off": lambda text: text[: text.index("ROOT %d")],

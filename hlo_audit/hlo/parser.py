@@ -26,15 +26,15 @@ from hlo_audit.hlo.module import Computation, Module, Pieces
 from hlo_audit.hlo.scan import Unbalanced, end_of_brackets, end_of_item
 from hlo_audit.hlo.shape import Shape, parse_shape
 
-# `  ROOT %name = shape opcode(operands), attributes`: no bracket stands in the operands, and the
-# shape is at most a tuple of arrays. Lines that do not start with two spaces continue the
-# attributes (kernel metadata is printed with line breaks). Every repetition is possessive. A line
-# break may slip into any piece here: to leave it out of each class would make the match twice as
-# slow, and counting the line breaks afterwards tells as much.
+# `  ROOT %name = shape opcode(operands), attributes`: no bracket stands in the operands, or one
+# pair in another as in a complex constant, and no string; the shape is at most a tuple of tuples.
+# Lines that do not start with two spaces continue the attributes (kernel metadata is printed with
+# line breaks). Every repetition is possessive. A line break may slip into any piece here: to leave
+# it out of each class would make the match twice as slow, and counting the breaks tells as much.
 _PLAIN_LINE = re.compile(
     r"\n  (ROOT )?(%[a-zA-Z0-9_.-]++) = "
-    r"(\((?:[^()]++|\([^()]*+\))*+\)|[^ (][^ ]*+) "
-    r"([a-z][a-z0-9-]*+)\(([^()]*+)\)"
+    r"(\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)|[^ (][^ ]*+) "
+    r'([a-z][a-z0-9-]*+)\(([^()"]*+|(?:[^()"]++|\([^()"]*+\))*+)\)'
     r"(.*+(?:\n(?!  ).*+)*+)"
 )
 _MODULE = re.compile(r"\s*+HloModule\s++([^\s,]++)")
