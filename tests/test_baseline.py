@@ -557,3 +557,12 @@ def test_an_entry_names_the_versions_it_was_made_under() -> None:
     entry: Entry = entry_of(an_audit(), Path())
     assert entry.versions == {"jax": "0.10.2", "jaxlib": "0.10.2", "hlo-audit": "0.1.0"}
     assert parse_budget(COPY, "3").amount == Decimal(3)
+
+
+def test_a_baseline_that_cannot_be_read_is_told_before_anything_is_compiled(
+    tmp_path: Path,
+) -> None:
+    result = run("check", "lm-head", "--baseline", "nope.json", "--no-cache", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert "there is no baseline nope.json" in line

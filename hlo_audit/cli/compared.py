@@ -13,6 +13,7 @@ from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
     from hlo_audit.against import Revision
+    from hlo_audit.baseline import Baseline
     from hlo_audit.config import Config
     from hlo_audit.gate import Comparison, Notice
     from hlo_audit.program import Subject
@@ -31,16 +32,21 @@ def plan_comparison(
     Raises:
         UsageError: for options that exclude each other, and for what is not there.
     """
+    from hlo_audit.baseline import read_baseline
+
     if against is not None and (baseline is not None or update):
         raise UsageError("--against takes the place of a baseline", hint="give one of them")
     if against is not None:
-        return Compared(config, strict, other=_find(against))
+        other = _find(against)
+        return Compared(config, strict, other=other, known=_read_if_report(other))
     path = baseline or config.baseline
     if update and path is None:
         raise UsageError(
             "--update-baseline: which file?", hint="give --baseline FILE, or name it in the config"
         )
-    return Compared(config, strict, baseline_path=path, update=update)
+    # Read before anything is compiled: what is wrong with it is told at once.
+    known = None if path is None or (update and not path.exists()) else read_baseline(path)
+    return Compared(config, strict, baseline_path=path, update=update, known=known)
 
 
 def _find(against: str) -> Path | Revision:
@@ -55,6 +61,12 @@ def _find(against: str) -> Path | Revision:
     return Path(against) if there else find_revision(against, Path.cwd())
 
 
+def _read_if_report(other: Path | Revision) -> Baseline | None:
+    from hlo_audit.against import is_report, read_report
+
+    return read_report(other) if isinstance(other, Path) and is_report(other) else None
+
+
 @dataclass
 class Compared:
     """How the programs of a run are compared.
@@ -63,6 +75,8 @@ class Compared:
         baseline_path: the baseline file.
         update: whether to write it.
         other: the path or the revision to compare with in its place.
+        known: what the baseline file, or the report at the path, holds; ``None`` where it is to be
+            written first, or compiled, or read from a dump.
         notices: what is to be told of the other side; filled by :meth:`against`.
     """
 
@@ -71,6 +85,7 @@ class Compared:
     baseline_path: Path | None = None
     update: bool = False
     other: Path | Revision | None = None
+    known: Baseline | None = None
     notices: list[Notice] = field(default_factory=list)
 
     @property
@@ -111,17 +126,15 @@ class Compared:
     def _baseline(
         self, audits: Sequence[ProgramAudit], path: Path, *, whole: bool, quiet: bool
     ) -> Comparison:
-        from hlo_audit.baseline import Baseline, entry_of, read_baseline, updated, write_baseline
+        from hlo_audit.baseline import Baseline, entry_of, updated, write_baseline
         from hlo_audit.gate import Comparison
 
-        if not self.update:
-            baseline = read_baseline(path)
-        else:
-            before = read_baseline(path) if path.exists() else Baseline(str(path))
+        baseline = Baseline(str(path)) if self.known is None else self.known
+        if self.update:
             audited = [audit for audit in audits if audit.error is None]
             current = [entry_of(audit, path.parent) for audit in audited]
             all_there = whole and len(audited) == len(audits)
-            baseline, changes = updated(before, current, whole=all_there)
+            baseline, changes = updated(baseline, current, whole=all_there)
             changed = write_baseline(baseline, path)
             if not quiet:
                 for change in changes:
@@ -131,13 +144,12 @@ class Compared:
         return Comparison(baseline, path.parent, strict=self.strict, whole=whole)
 
     def _path(self, path: Path, subjects: Sequence[Subject], audit: Audit) -> Comparison:
-        from hlo_audit.against import alike, entries_of, is_report, read_report
+        from hlo_audit.against import alike, entries_of
         from hlo_audit.gate import Comparison
         from hlo_audit.program import Recorded
 
-        if is_report(path):
-            baseline = read_report(path)
-        else:
+        baseline = self.known
+        if baseline is None:
             suppressor = suppressor_of(self.config, self._rules(), Path.cwd(), strict=False)
             baseline = entries_of(suppressor.apply(audit([Recorded(path)])), str(path))
         roots = [subject.path for subject in subjects if isinstance(subject, Recorded)]
