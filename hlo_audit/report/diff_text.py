@@ -15,7 +15,7 @@ from hlo_audit.hlo import Instruction, Shape
 from hlo_audit.matching import Pair
 from hlo_audit.parting import BULK_BYTES
 from hlo_audit.report.diff_wording import exact_bytes, fixes, format_seconds, parted, summary
-from hlo_audit.report.sources import shown
+from hlo_audit.report.located import located
 from hlo_audit.report.text import Indented
 from hlo_audit.report.wording import clip, cost_of, format_cost, plain
 from hlo_audit.rule import Finding
@@ -147,9 +147,10 @@ def _finding(side: Side, finding: Finding) -> Iterator[RenderableType]:
     seconds = finding.traffic and finding.traffic.seconds(side.audit.hardware)
     if seconds:
         facts.append(f"about {format_seconds(seconds)}")
+    said = Text(plain("; ".join(fact for fact in facts if fact)), "dim")
     if finding.source is not None:
-        facts.append(shown(finding.source))
-    yield Indented(Text(plain("; ".join(fact for fact in facts if fact)), "dim"), 4, hanging=2)
+        said += Text("; ", "dim") + located(finding.source)
+    yield Indented(said, 4, hanging=2)
 
 
 def _entry(diff: Diff) -> Iterator[RenderableType]:

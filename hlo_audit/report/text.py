@@ -17,11 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hlo_audit._version import __version__
-from hlo_audit.hlo import SourceLocation
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.listed import breaking_findings, offered_fixes
-from hlo_audit.report.sources import shown
+from hlo_audit.report.located import located
 from hlo_audit.report.wording import (
     brought_by,
     cost_of,
@@ -260,12 +259,12 @@ def _finding(group: Sequence[Finding], *, is_new: bool) -> Iterator[RenderableTy
         facts.append(f"{once}x {finding.executions} runs")
     yield Indented(Text("; ".join(fact for fact in facts if fact), "dim"), 6, hanging=2)
     if finding.source is not None:
-        yield Indented(Text(_location(finding.source), "dim"), 6, hanging=2)
+        yield Indented(located(finding.source), 6, hanging=2)
         # Much is traced in a layer that all of a model shares: its caller says which part it is.
         outside = (frame for frame in finding.stack if frame.file != finding.source.file)
         caller = next(outside, None)
         if caller is not None:
-            yield Indented(Text(f"from {_location(caller)}", "dim"), 6, hanging=2)
+            yield Indented(Text("from ", "dim") + located(caller), 6, hanging=2)
     if finding.introduced_by is not None:
         yield Indented(Text(brought_by(finding.introduced_by), "dim"), 6, hanging=2)
     if "/" in finding.op_name:  # an argument's name stands in the message
@@ -273,10 +272,6 @@ def _finding(group: Sequence[Finding], *, is_new: bool) -> Iterator[RenderableTy
         if len(name) > _OP_NAME_WIDTH:  # the end tells most
             name = "..." + name[-_OP_NAME_WIDTH:]
         yield Indented(Text(name, "dim"), 6, cut=True)
-
-
-def _location(source: SourceLocation) -> str:
-    return plain(shown(source))
 
 
 def _fixes(audit: ProgramAudit) -> Iterator[RenderableType]:
