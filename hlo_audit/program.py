@@ -60,6 +60,8 @@ class Model:
             returns what came of them as numpy arrays in the baseline layout's orientation;
             ``None`` for a model that cannot be run.
         run_settings: the settings that are changed to run it: sizes that are small enough.
+        quick_settings: those that are changed where all models are checked at once: sizes that
+            compile sooner and show the same faults.
         stored: describes, for a config, the arrays that the layouts store in different ways, for
             the checkpoint; ``None`` where no layout changes any.
     """
@@ -73,6 +75,7 @@ class Model:
     build: str
     run: str | None = None
     run_settings: Mapping[str, Setting] = field(default_factory=dict)
+    quick_settings: Mapping[str, Setting] = field(default_factory=dict)
     stored: Callable[[Any], StoredLayouts] | None = None
 
     @property

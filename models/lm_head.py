@@ -530,6 +530,7 @@ LM_HEAD = Model(
         "dtype": "float32",
         "logits_dtype": "float32",
     },
+    quick_settings={"batch": 4, "seq": 16},
     stored=checkpoint_layouts,
 )
 """The language-model head; see this module's docstring for what it shows."""

@@ -804,6 +804,7 @@ MHC = Model(
         "dtype": "float32",
         "norm_eps": 1e-8,
     },
+    quick_settings={"seq": 64},
     stored=checkpoint_layouts,
 )
 """The block of hyper-connections; see this module's docstring for what it shows."""

@@ -474,5 +474,6 @@ MOE_GMM = Model(
         "seq": 8,
         "dtype": "float32",
     },
+    quick_settings={"experts": 4},
 )
 """The routed experts; see this module's docstring for what they show."""

@@ -25,12 +25,14 @@ TABLE = Path(hlo_audit.__file__).parent / REFERENCE_FILE
 
 
 def subjects() -> list[Subject]:
-    return [
-        subject
-        for model in ALL_MODELS
-        for topology in (None, *MORE_TOPOLOGIES.get(model.name, ()))
-        for subject in find_subjects([model.name], ALL_MODELS, layouts=["all"], topology=topology)
-    ]
+    found: list[Subject] = []
+    for model in ALL_MODELS:
+        for topology in (None, *MORE_TOPOLOGIES.get(model.name, ())):
+            found += find_subjects([model.name], ALL_MODELS, layouts=["all"], topology=topology)
+        if model.quick_settings:
+            quick = {name: str(value) for name, value in model.quick_settings.items()}
+            found += find_subjects([model.name], ALL_MODELS, layouts=["all"], settings=quick)
+    return found
 
 
 def main() -> None:

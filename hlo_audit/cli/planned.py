@@ -20,7 +20,7 @@ def plan(names: Sequence[str], how: How, config: Config) -> list[Subject]:
 
     Args:
         names: as given; none for the programs of the config, or, where it has none, the models in
-            all their layouts.
+            all their layouts, at their quick sizes.
         how: as given; what it does not say is the config's to say.
 
     Raises:
@@ -35,9 +35,7 @@ def plan(names: Sequence[str], how: How, config: Config) -> list[Subject]:
     if not names:
         chosen = [(config.name_here(program), program) for program in config.programs]
     if not chosen:
-        # Nothing in particular is asked about: the fixes are of interest as much as the faults.
-        chosen = [(name, None) for name in models]
-        how = replace(how, layouts=how.layouts or config.ways.layouts or ("all",))
+        return _all_models(how, config, models)
     compiled = [name for name, _ in chosen if not _is_there(name, models)]
     subjects: list[Subject] = []
     for name, program in chosen:
@@ -54,9 +52,29 @@ def plan(names: Sequence[str], how: How, config: Config) -> list[Subject]:
             given = how if not compiled else _without_ways(how)
             subjects += _subjects(name, program, given, config, models)
     if compiled:
-        asked = how if how.platform else replace(how, platform=config.ways.platform)
-        say_platform(platform_of(asked), asked)
+        _say_platform(how, config)
     return subjects
+
+
+def _all_models(how: How, config: Config, models: Sequence[str]) -> list[Subject]:
+    """Every model in all its layouts, at the sizes that compile soonest: nothing in particular is
+    asked about, and the fixes are of interest as much as the faults."""
+    from hlo_audit.models import ALL_MODELS
+
+    how = replace(how, layouts=how.layouts or config.ways.layouts or ("all",))
+    sizes_are_given = bool(how.settings or config.ways.settings)
+    subjects: list[Subject] = []
+    for model in ALL_MODELS:
+        settings = how.settings if sizes_are_given else _pairs(model.quick_settings)
+        named = replace(how, settings=tuple(settings))
+        subjects += _subjects(model.name, None, named, config, models)
+    _say_platform(how, config)
+    return subjects
+
+
+def _say_platform(how: How, config: Config) -> None:
+    asked = how if how.platform else replace(how, platform=config.ways.platform)
+    say_platform(platform_of(asked), asked)
 
 
 def is_narrowed(how: How) -> bool:
