@@ -5,6 +5,7 @@ The rules come as an argument, so that this layer knows none of them.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -275,6 +276,19 @@ def _snapshots(dump: ModuleDump) -> dict[AuditStage, Snapshot]:
 
 
 def _audit(
+    subject: ProgramAudit,
+    readers: Mapping[AuditStage, Callable[[], Module]],
+    rules: Sequence[Rule],
+    options: RuleOptions,
+) -> ProgramAudit:
+    audit = _judge(subject, readers, rules, options)
+    # Computations and instructions refer to each other: the modules of program after program would
+    # stay until the collector gets to them.
+    gc.collect()
+    return audit
+
+
+def _judge(
     subject: ProgramAudit,
     readers: Mapping[AuditStage, Callable[[], Module]],
     rules: Sequence[Rule],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hlo_audit.hlo.attributes import unquote
@@ -31,6 +31,9 @@ class FrameTables:
     functions: dict[int, str]
     locations: dict[int, dict[str, int]]
     stack_frames: dict[int, dict[str, int]]
+    _stacks: dict[int, tuple[SourceLocation, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def parse(cls, text: str) -> FrameTables:
@@ -48,6 +51,12 @@ class FrameTables:
     def stack(self, frame_id: int) -> tuple[SourceLocation, ...]:
         """The frames from ``frame_id`` outwards, :data:`MOST_FRAMES` at the most; ``()`` for an id
         that is in no table."""
+        known = self._stacks.get(frame_id)
+        if known is None:  # many instructions are traced by few lines
+            known = self._stacks[frame_id] = tuple(self._frames_from(frame_id))
+        return known
+
+    def _frames_from(self, frame_id: int) -> list[SourceLocation]:
         stack: list[SourceLocation] = []
         seen: set[int] = set()
         while frame_id in self.stack_frames and frame_id not in seen and len(stack) < MOST_FRAMES:
@@ -57,7 +66,7 @@ class FrameTables:
             stack.append(self._line(location))
             # XLA prints the parent's id one too high, so that 1 stands for "no parent".
             frame_id = frame.get("parent_frame_id", 0) - 1
-        return tuple(stack)
+        return stack
 
     @property
     def lines(self) -> frozenset[SourceLocation]:
