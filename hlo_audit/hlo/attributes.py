@@ -51,6 +51,9 @@ CALLING_ATTRIBUTES = (
 )
 """The attributes that name computations."""
 
+MAY_CALL = re.compile(rf"(?:{'|'.join(CALLING_ATTRIBUTES)})\s*+=").search
+"""Whether the text of some attributes can hold one of them; a name in a string may look like one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Metadata:

@@ -40,10 +40,8 @@ def collective_kind(module: Module, instruction: Instruction) -> CollectiveKind 
 
 def is_reduce_scatter(module: Module, all_reduce: Instruction) -> bool:
     """Whether the all-reduce is the inside of a TPU reduce-scatter."""
-    return any(
-        caller.opcode == "fusion"
-        and caller.attributes.get("kind") == "kCustom"
-        and all_reduce.computation.name.startswith("all-reduce-scatter")
+    return all_reduce.computation.name.startswith("all-reduce-scatter") and any(
+        caller.opcode == "fusion" and caller.attributes.get("kind") == "kCustom"
         for caller in module.callers(all_reduce.computation)
     )
 

@@ -258,7 +258,7 @@ class Computation:
 
     __slots__ = (
         *("_name", "_lines", "_index_of", "_shapes", "_reads", "_root_index"),
-        *("_instructions", "_users"),
+        *("_instructions", "_users", "_calls"),
     )
 
     def __init__(self, name: str) -> None:
@@ -270,6 +270,7 @@ class Computation:
         self._root_index = -1
         self._instructions: tuple[Instruction, ...] | None = None
         self._users: tuple[tuple[Instruction, ...], ...] | None = None
+        self._calls: tuple[Instruction, ...] | None = None
 
     def _complete(
         self,
@@ -340,6 +341,19 @@ class Computation:
                         readers.append(user)
             self._users = tuple(map(tuple, users))
         return self._users[instruction._index]
+
+    @property
+    def calls(self) -> tuple[Instruction, ...]:
+        """The instructions that call other computations, in order."""
+        if self._calls is None:
+            may_call = [
+                index
+                for index, pieces in enumerate(self._lines)
+                if pieces[_OPCODE] not in _CALL_NOTHING and read.MAY_CALL(pieces[_ATTRIBUTES])
+            ]
+            found = (self.instructions[index] for index in may_call)
+            self._calls = tuple(one for one in found if one.called_names)
+        return self._calls
 
     def __getitem__(self, name: str) -> Instruction:
         return self.instructions[self._index_of["%" + name]]
@@ -453,8 +467,8 @@ class Module:
     @cached_property
     def _callers(self) -> dict[str, tuple[Instruction, ...]]:
         callers: dict[str, list[Instruction]] = {}
-        for instruction in self.instructions:
-            if "=" in instruction.attribute_text and instruction.opcode not in _CALL_NOTHING:
+        for computation in self.computations.values():
+            for instruction in computation.calls:
                 for name in instruction.called_names:
                     callers.setdefault(name, []).append(instruction)
         return {name: tuple(found) for name, found in callers.items()}
