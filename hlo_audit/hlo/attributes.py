@@ -52,7 +52,7 @@ CALLING_ATTRIBUTES = (
 """The attributes that name computations."""
 
 MAY_CALL = re.compile(rf"(?:{'|'.join(CALLING_ATTRIBUTES)})\s*+=").search
-"""Whether the text of some attributes can hold one of them; a name in a string may look like one."""
+"""Whether the text of some attributes can hold one of them: a string in it may look like one."""
 
 
 @dataclass(frozen=True, slots=True)
