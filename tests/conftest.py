@@ -91,3 +91,15 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return target
 
     return unpack
+
+
+@pytest.fixture(scope="module")
+def unoptimized() -> Iterator[None]:
+    """Compile for CPU devices without most of XLA's optimisations: for the small arrays of tests
+    they take longer than what they save. Programs that are audited compile in workers of their
+    own, and with all of them."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -817,5 +817,6 @@ def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.config.update("jax_disable_most_optimizations", True)  # as the fixture unoptimized
     outcome_path = Path(sys.argv[1]) / "results.json"
     outcome_path.write_text(json.dumps(run_with_orbax(Path(sys.argv[1]))))

@@ -13,6 +13,8 @@ import pytest
 from hlo_audit.errors import UsageError
 from hlo_audit.models.dense import Dense
 
+pytestmark = pytest.mark.usefixtures("unoptimized")
+
 FEATURES = [pytest.param(16, id="scalar"), pytest.param((2, 8), id="two-axes")]
 
 

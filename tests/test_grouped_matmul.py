@@ -29,6 +29,8 @@ from hlo_audit.models.grouped_matmul import (
     transposed_product,
 )
 
+pytestmark = pytest.mark.usefixtures("unoptimized")
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 M, K, N, GROUPS = 20, 12, 10, 4

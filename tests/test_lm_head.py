@@ -23,7 +23,7 @@ from hlo_audit.program import MODES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.usefixtures("unoptimized")]
 
 LAYOUTS = [layout.name for layout in lm_head.LAYOUTS]
 SIZES: dict[str, Any] = {"embed": 32, "vocab": 64, "batch": 8, "seq": 4}
@@ -408,4 +408,5 @@ def test_every_step_donates_its_state(results: dict[str, Array], run: Run) -> No
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)  # as the fixture unoptimized
     run_every_layout(Path(sys.argv[1]))

@@ -25,6 +25,8 @@ from hlo_audit.models import mhc, mhc_export
 from hlo_audit.models.mhc import MHC, MHCConfig
 from hlo_audit.program import MODES, find_subjects
 
+pytestmark = pytest.mark.usefixtures("unoptimized")
+
 LAYOUTS = ("flat", "split")
 DEVICES = 8
 SIZES: dict[str, Any] = {"rate": 4, "embed": 16, "mlp": 24, "batch": 2, "seq": 3}
@@ -524,4 +526,5 @@ def test_with_the_alphas_sharded_the_flatten_moves_shares_around(tmp_path: Path)
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)  # as the fixture unoptimized
     run_every_layout(Path(sys.argv[1]))

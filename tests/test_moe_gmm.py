@@ -24,6 +24,8 @@ from hlo_audit.models import ALL_MODELS, moe_gmm
 from hlo_audit.models.moe_gmm import MOE_GMM, Batch, MoEConfig, Params
 from hlo_audit.program import MODES, Lowering, Mode, find_subjects
 
+pytestmark = pytest.mark.usefixtures("unoptimized")
+
 LAYOUTS = [layout.name for layout in moe_gmm.LAYOUTS]
 DEVICES = 4
 SIZES: dict[str, Any] = {"experts": 4, "embed": 16, "mlp": 8, "batch": 4, "seq": 8}
@@ -364,4 +366,5 @@ def test_a_stored_layout_that_is_not_row_major_is_a_fault_that_stays(copies: Cop
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)  # as the fixture unoptimized
     run_every_layout(Path(sys.argv[1]))
