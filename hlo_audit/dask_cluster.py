@@ -43,7 +43,8 @@ def connected(address: str, *, patience_seconds: float = PATIENCE_SECONDS) -> It
         UsageError: where dask is not installed, or no scheduler answers.
     """
     try:
-        distributed.Client  # noqa: B018  (imported now)
+        # One that could not connect would be closed again as it is deleted, in vain and at length.
+        client_class = type("Client", (distributed.Client,), {"__del__": lambda _: None})
     except ImportError:
         raise UsageError(
             "dask.distributed is not installed", hint='pip install "hlo-audit[dask]"'
@@ -51,7 +52,7 @@ def connected(address: str, *, patience_seconds: float = PATIENCE_SECONDS) -> It
     # What goes wrong is told as an error, once; dask would also log it at length.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
-        client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        client = client_class(address, timeout=CONNECT_SECONDS, set_as_default=False)
     # An address may be wrong in as many ways as there are transports.
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__

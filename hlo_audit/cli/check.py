@@ -125,6 +125,8 @@ def check(
     from hlo_audit.run import audit_each
     from hlo_audit.shard import parse_shard
 
+    if dask == "":
+        raise UsageError("--dask is empty", hint="is a variable not set?")
     if dask is not None and how.jobs is not None:
         raise UsageError("--jobs is for this machine", hint="the workers of dask have threads")
     rules = select_rules(

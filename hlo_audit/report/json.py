@@ -87,6 +87,7 @@ def program_to_json(audit: ProgramAudit) -> dict[str, Any]:
         **subject,
         "module": audit.module,
         "devices": audit.devices,
+        "files": {stage: str(path) for stage, path in audit.files.items()},
         "while_loops": audit.while_loops,
         "counts": audit.counts,
         "tallies": audit.tallies,

@@ -107,8 +107,9 @@ def _refuse_missing(reports: Sequence[StoredReport], shards: Sequence[ShardRecor
     missing = [str(index) for index in range(1, count + 1) if index not in files]
     if missing:
         shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        verb = "are" if len(missing) > 1 else "is"
         raise UsageError(
-            f"{len(missing)} of {count} shards {'are' if len(missing) > 1 else 'is'} missing: {shown}",
+            f"{len(missing)} of {count} shards {verb} missing: {shown}",
             hint="did their jobs fail before they wrote a report?",
         )
     owners: dict[int, Path] = {}

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from hlo_audit._version import __version__
 from hlo_audit.baseline import portable_name
 from hlo_audit.cost import Collective, Cost, Traffic
+from hlo_audit.dump import AuditStage
 from hlo_audit.errors import UsageError, error_of_kind
 from hlo_audit.hlo import SourceLocation
 from hlo_audit.hlo.collectives import CollectiveKind
@@ -329,8 +330,16 @@ def _with_findings(audit: ProgramAudit, value: _Value, rules: Sequence[Rule]) ->
         skipped=_texts(value["skipped"]),
         cost=_cost(value["cost"]),
         devices=value["devices"].count_or_none(),
+        files=_files(value["files"]),
         collectives=_collectives(value["traffic"]),
     )
+
+
+def _files(value: _Value) -> dict[AuditStage, Path]:
+    names = _texts(value)
+    if unknown := names.keys() - set(get_args(AuditStage)):
+        value.refuse(f"has no snapshot {min(unknown)[:40]!r}")
+    return {stage: Path(names[stage]) for stage in get_args(AuditStage) if stage in names}
 
 
 def _cost(value: _Value) -> Cost | None:
