@@ -50,7 +50,9 @@ def connected(address: str, *, patience_seconds: float = PATIENCE_SECONDS) -> It
             "dask.distributed is not installed", hint='pip install "hlo-audit[dask]"'
         ) from None
     # What goes wrong is told as an error, once; dask would also log it at length.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":  # each has a level and a handler of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
         client = client_class(address, timeout=CONNECT_SECONDS, set_as_default=False)
     # An address may be wrong in as many ways as there are transports.

@@ -14,6 +14,7 @@ more than 4/3 of the time of the best partition, as far as the times are right.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from hlo_audit.baseline import portable_name
 from hlo_audit.errors import UsageError
 from hlo_audit.program import Lowering, Platform, Subject
 
@@ -111,6 +111,7 @@ def take_part(
     subjects: Sequence[Subject],
     shard: Shard,
     *,
+    top: Path,
     asked: object = None,
     times: Sequence[RecordedTime] = (),
 ) -> Part:
@@ -119,11 +120,12 @@ def take_part(
     Which programs that are depends neither on their order nor on the machine.
 
     Args:
+        top: the checkout that they lie in: names that are paths count from there.
         asked: what they are audited for, as plain data: shards with another one do not fit.
         times: how long programs took before, the same for all shards.
     """
-    keys = [_key(subject) for subject in subjects]
-    owners = deal(keys, _milliseconds(subjects, times), shard.count)
+    keys = [_key(subject, top) for subject in subjects]
+    owners = deal(keys, _milliseconds(subjects, times, top), shard.count)
     return Part(
         shard,
         matrix=_digest([keys, asked]),
@@ -150,26 +152,42 @@ def deal(keys: Sequence[str], costs: Sequence[int], count: int) -> list[int]:
     return owners
 
 
-def _key(subject: Subject) -> str:
+def name_below(top: Path, name: str) -> str:
+    """The name of a program that is a path, or a function in a file, the same in all checkouts."""
+    path, colon, function = name.rpartition(":")
+    if not (colon and path.endswith(".py")):
+        path, colon, function = name, "", ""
+    whole = Path(os.path.abspath(path))  # noqa: PTH100  (links stay as they are)
+    return (
+        whole.relative_to(top).as_posix() + colon + function if whole.is_relative_to(top) else name
+    )
+
+
+def _key(subject: Subject, top: Path) -> str:
     """Names a program and how it is compiled, alike on all machines."""
     if not isinstance(subject, Lowering):
-        return json.dumps({"path": portable_name(str(subject.path), Path(), compiled=False)})
-    return json.dumps({"way": way_of(_described(subject)), "mesh": list(subject.mesh.items())})
+        return json.dumps({"path": name_below(top, str(subject.path))})
+    return json.dumps({"way": _way(subject, top), "mesh": list(subject.mesh.items())})
 
 
-def _described(lowering: Lowering) -> dict[str, Any]:
-    return {
-        "program": portable_name(lowering.program, Path(), compiled=True),
-        "mode": lowering.mode,
-        "layout": lowering.layout,
-        "platform": lowering.platform,
-        "topology": lowering.topology,
-        "settings": dict(lowering.settings),
-        "xla_flags": dict(lowering.xla_flags),
-    }
+def _way(lowering: Lowering, top: Path) -> str:
+    is_file = lowering.build.rpartition(":")[0].endswith(".py")
+    return way_of(
+        {
+            "program": name_below(top, lowering.program) if is_file else lowering.program,
+            "mode": lowering.mode,
+            "layout": lowering.layout,
+            "platform": lowering.platform,
+            "topology": lowering.topology,
+            "settings": dict(lowering.settings),
+            "xla_flags": dict(lowering.xla_flags),
+        }
+    )
 
 
-def _milliseconds(subjects: Sequence[Subject], times: Iterable[RecordedTime]) -> list[int]:
+def _milliseconds(
+    subjects: Sequence[Subject], times: Iterable[RecordedTime], top: Path
+) -> list[int]:
     """How long each takes: as recorded; else the median of the same program, else of the same
     platform; else a guess."""
     recorded: dict[str, list[RecordedTime]] = {}
@@ -179,7 +197,7 @@ def _milliseconds(subjects: Sequence[Subject], times: Iterable[RecordedTime]) ->
     alike: dict[tuple[str | None, str], list[int]] = {}
     for number, subject in enumerate(subjects):
         if isinstance(subject, Lowering):
-            for time in recorded.get(way_of(_described(subject)), ()):
+            for time in recorded.get(_way(subject, top), ()):
                 if _is_mesh(subject.mesh, time.mesh):
                     known[number] = time.milliseconds
                     for group in _groups(subject):

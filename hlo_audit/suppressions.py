@@ -170,7 +170,7 @@ class Suppressor:
         return [self._apply(audit) for audit in audits]
 
     def _apply(self, audit: ProgramAudit) -> ProgramAudit:
-        for line in sorted(audit.traced):  # a set: its order changes from run to run
+        for line in audit.traced:
             self._frame(line)
         kept: list[Finding] = []
         suppressed: list[Suppressed] = []

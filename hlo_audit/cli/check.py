@@ -219,6 +219,7 @@ def _part_of(
     Raises:
         UsageError: for what no shard can do alone.
     """
+    from hlo_audit.report.sources import Repository
     from hlo_audit.report.stored import read_times
     from hlo_audit.shard import take_part
 
@@ -232,8 +233,9 @@ def _part_of(
             f"--against {asked.compared.other.name}: shards are not compared with a revision",
             hint="merge the shards of that revision, and give merge that report: --against PATH",
         )
-    times = read_times(timings) if timings is not None else ()
-    part = take_part(subjects, shard, asked=audited_for, times=times)
+    top = Repository.around(Path.cwd()).root
+    times = read_times(timings, top) if timings is not None else ()
+    part = take_part(subjects, shard, top=top, asked=audited_for, times=times)
     if not asked.quiet:
         mine, all_ = len(part.positions), len(subjects)
         text = f"{mine} of {all_} programs" if mine else f"nothing to do: it has none of {all_}"

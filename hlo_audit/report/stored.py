@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from hlo_audit._version import __version__
-from hlo_audit.baseline import portable_name
 from hlo_audit.cost import Collective, Cost, Traffic
 from hlo_audit.dump import AuditStage
 from hlo_audit.errors import UsageError, error_of_kind
@@ -25,7 +24,7 @@ from hlo_audit.program_audit import ProgramAudit, Suppressed, Timing
 from hlo_audit.report import ShardRecord
 from hlo_audit.report.json import SCHEMA_VERSION, program_to_json
 from hlo_audit.rule import Finding, Rule
-from hlo_audit.shard import MOST_SHARDS, Part, RecordedTime, Shard, way_of
+from hlo_audit.shard import MOST_SHARDS, Part, RecordedTime, Shard, name_below, way_of
 from hlo_audit.suppressions import Use, UseState
 
 MOST_BYTES = 1 << 30
@@ -66,13 +65,16 @@ def read_stored(path: Path, rules: Sequence[Rule]) -> StoredReport:
     return _read(path, lambda top: _stored(path, top, rules))
 
 
-def read_times(path: Path) -> list[RecordedTime]:
+def read_times(path: Path, top: Path) -> list[RecordedTime]:
     """How long the programs of a report took, as far as it says so; of any version of hlo-audit.
+
+    Args:
+        top: see :func:`hlo_audit.shard.take_part`.
 
     Raises:
         UsageError: where it is not there or no report.
     """
-    return _read(path, lambda top: list(_times(top)))
+    return _read(path, lambda report: list(_times(report, top)))
 
 
 def _read(path: Path, read: Callable[[_Value], _T]) -> _T:
@@ -408,22 +410,23 @@ def _traffic(value: _Value) -> Traffic | None:
 # -- how long programs took
 
 
-def _times(top: _Value) -> Iterator[RecordedTime]:
-    volatile = top.mapping().get("volatile")
+def _times(report: _Value, top: Path) -> Iterator[RecordedTime]:
+    volatile = report.mapping().get("volatile")
     timings = [] if volatile is None else volatile["timings"].items()
-    programs = top["programs"].items()
+    programs = report["programs"].items()
     if volatile is not None and len(programs) != len(timings):
         raise ValueError(f"it has {len(programs)} programs and {len(timings)} timings")
     for program, one in zip(programs, timings, strict=False):
         timing = _timing(one)
         if timing is None or timing.compile_seconds is None:
             continue
+        name = program["program"].text()
         described: dict[str, Any] = {
             **{
-                name: program[name].text_or_none()
-                for name in ("mode", "layout", "platform", "topology")
+                key: program[key].text_or_none()
+                for key in ("mode", "layout", "platform", "topology")
             },
-            "program": portable_name(program["program"].text(), Path(), compiled=True),
+            "program": name_below(top, name) if ".py:" in name else name,
             "settings": _settings(program["settings"]),
             "xla_flags": _texts(program["xla_flags"]),
         }
