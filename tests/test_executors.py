@@ -264,6 +264,17 @@ def test_an_address_that_is_none_is_refused_in_a_line(address: str) -> None:
     assert "dask" in line
 
 
+def test_what_does_not_go_with_dask_is_refused() -> None:
+    for options, words in (
+        (("--jobs", "2"), "--jobs is for this machine"),
+        (("--against", "HEAD"), "do not have the code of a revision"),
+    ):
+        done = run("matmul.py:build", "--mesh", "data=2", "--dask", "tcp://127.0.0.1:1", *options)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert words in line
+
+
 # -- threads and processes of this machine
 
 

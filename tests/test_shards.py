@@ -234,10 +234,13 @@ def test_a_path_counts_from_the_top_of_the_checkout(
     for here, (file, folder) in names.items():
         monkeypatch.chdir(here)
         program = f"{file}:step"
-        subjects = [a_lowering(program=program, build=program), Recorded(Path(folder))]
+        subjects: list[Subject] = [
+            a_lowering(program=program, build=program),
+            Recorded(Path(folder)),
+        ]
         top = tmp_path / here.relative_to(tmp_path).parts[0]
         parts.add(take_part(subjects, Shard(1, 1), top=top).matrix)
-        absolute = [
+        absolute: list[Subject] = [
             a_lowering(program=f"{top}/train.py:step", build=f"{top}/train.py:step"),
             Recorded(top / "dumps" / "a"),
         ]
@@ -665,10 +668,7 @@ def test_a_report_with_anything_wrong_is_refused_in_a_line(report: Path, tmp_pat
                     at = at[key]
                 at[place[-1]] = wrong
             target.write_text(json.dumps(data))
-            for read in (
-                lambda: read_stored(target, ALL_RULES),
-                lambda: read_times(target, tmp_path),
-            ):
+            for read in (lambda: read_stored(target, ALL_RULES), lambda: read_times(target, TOP)):
                 try:
                     read()
                 except UsageError as error:

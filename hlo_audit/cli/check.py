@@ -136,14 +136,20 @@ def check(
         raise UsageError("no rule is left to apply", hint="--select and --ignore exclude all")
     options = _over(config.options, _read_rule_options(rule_options, ALL_RULES))
     asked = read_asked(config, gate, shown, applied=rules, quiet=how.quiet)
+    if dask is not None and asked.compared.revision is not None:
+        raise UsageError(
+            f"--against {gate.against}: the workers of dask do not have the code of a revision",
+            hint="compare with a report of it: --against PATH",
+        )
     subjects = plan(programs, how, config)
     asked.refuse_overwriting([*programs, *([str(timings)] if timings else [])])
     narrowed = is_narrowed(how)
     whole = not programs and not narrowed
     part: Part | None = None
     if shard_text is not None:
-        asked_of = [[rule.code for rule in rules], options, introduced_by]
-        part = _part_of(subjects, parse_shard(shard_text), timings, asked_of, asked)
+        ignored = [[program.name, sorted(program.ignore)] for program in config.programs]
+        audited_for = [[rule.code for rule in rules], options, ignored, introduced_by]
+        part = _part_of(subjects, parse_shard(shard_text), timings, audited_for, asked)
         subjects = [subjects[position] for position in part.positions]
     elif timings is not None:
         raise UsageError("--timings is for --shard", hint="give --shard I/N, or drop it")
@@ -228,9 +234,9 @@ def _part_of(
             "--update-baseline: a shard knows a part of the programs only",
             hint="give it to hlo-audit merge, which knows all",
         )
-    if asked.compared.other is not None and not isinstance(asked.compared.other, Path):
+    if asked.compared.revision is not None:
         raise UsageError(
-            f"--against {asked.compared.other.name}: shards are not compared with a revision",
+            f"--against {asked.compared.revision.name}: shards are not compared with a revision",
             hint="merge the shards of that revision, and give merge that report: --against PATH",
         )
     top = Repository.around(Path.cwd()).root

@@ -93,6 +93,11 @@ class Compared:
         """Whether there is something to compare with."""
         return self.baseline_path is not None or self.other is not None
 
+    @property
+    def revision(self) -> Revision | None:
+        """The revision to compare with, if it is one."""
+        return None if isinstance(self.other, Path) else self.other
+
     def against(
         self,
         audits: Sequence[ProgramAudit],
