@@ -72,7 +72,10 @@ def ten_runs(folders: list[Path], *arguments: str | Path) -> list[str]:
         )
 
 
-@pytest.mark.parametrize("format_", ["json", "sarif", "text"])
+@pytest.mark.parametrize(
+    "format_",
+    ["json", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sarif", "text"))],
+)
 def test_a_dump_is_reported_alike_ten_times(
     dumps: Callable[[str], Path], folders: list[Path], format_: str
 ) -> None:

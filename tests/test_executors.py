@@ -31,7 +31,7 @@ from hlo_audit.errors import (
     UsageError,
 )
 from hlo_audit.program import Lowering
-from hlo_audit.remote import Answer, Task, audit_through
+from hlo_audit.remote import Answer, Task, audit_through, run_task
 from hlo_audit.report.json import program_to_json
 from hlo_audit.rules import ALL_RULES
 from hlo_audit.run import audit_subjects
@@ -293,6 +293,37 @@ def test_any_executor_gives_what_this_process_gives(tmp_path: Path) -> None:
         assert [program_to_json(audit) for audit in audits] == expected
         assert audits[0].timing is not None
         assert audits[0].rules == local[0].rules
+
+
+@pytest.mark.slow
+def test_a_module_is_looked_for_in_the_folder_of_whoever_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "my_steps.py").write_text((PROGRAMS / "matmul.py").read_text())
+    monkeypatch.chdir(folder)
+    task: Task = pickle.loads(sent_by(a_program("my_steps:build")))[1][0]
+    monkeypatch.chdir(tmp_path)
+    answer = run_task(dataclasses.replace(task, cached=True, cache_folder=tmp_path / "cache"))
+    assert answer.audit.error is None
+    assert answer.audit.module == "jit_product"
+    # Another folder of the same machine may have a module of this name.
+    other = dataclasses.replace(task, here=tmp_path, cached=True, cache_folder=tmp_path / "cache")
+    assert "no module is called 'my_steps'" in str(run_task(other).audit.error)
+
+
+def sent_by(lowering: Lowering) -> bytes:
+    """The task that is made of a program, as it goes over a wire."""
+
+    class Refusing(Executor):
+        def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            sent.append(pickle.dumps((function, args)))
+            raise RuntimeError
+
+    sent: list[bytes] = []
+    audits_through(Refusing(), lowering)
+    return sent[0]
 
 
 # -- a cluster

@@ -16,7 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlo_audit import shard as shards
@@ -125,10 +125,13 @@ def test_a_shard_is_counted_from_one() -> None:
 
 
 ITEMS = st.lists(
-    st.tuples(st.text(max_size=4), st.integers(1, 1000)), max_size=40, unique_by=lambda one: one[0]
+    st.tuples(st.text("abc/", max_size=4), st.integers(1, 1000)),
+    max_size=40,
+    unique_by=lambda one: one[0],
 )
 
 
+@settings(deadline=None)
 @given(ITEMS, st.integers(1, 9), st.randoms())
 def test_every_item_is_in_one_shard_whatever_the_order(
     items: list[tuple[str, int]], count: int, random: Any
@@ -143,6 +146,7 @@ def test_every_item_is_in_one_shard_whatever_the_order(
     assert dict(zip(keys, owners, strict=True)) == dict(zip(keys_again, again, strict=True))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 3))
 def test_no_shard_takes_more_than_four_thirds_of_the_best(costs: list[int], count: int) -> None:
     owners = deal([str(n) for n in range(len(costs))], costs, count)
