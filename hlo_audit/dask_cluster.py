@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, InvalidStateError
 from typing import Any, ParamSpec, TypeVar
 
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
@@ -102,24 +102,26 @@ class _DaskExecutor(Executor):
             return
         error = theirs.exception()
         if isinstance(error, distributed.KilledWorker):
+            count = error.allowed_failures + 1
+            died = "a dask worker has" if count == 1 else f"{count} dask workers have"
             error = CompileError(
-                f"{error.allowed_failures + 1} dask workers have died, one after the other, at "
-                "this program",
+                f"{died} died at this program, and it was given up",
                 hint="most often the memory is too small: use smaller sizes, or larger workers",
             )
         if error is not None:
             self._fail(ours, error)
-            return
-        with self._lock:
-            self._waiting.discard(ours)
-            if not ours.done():
-                ours.set_result(theirs.result())
+        else:
+            self._settle(ours, lambda: ours.set_result(theirs.result()))
 
     def _fail(self, ours: Future[Any], error: BaseException) -> None:
+        self._settle(ours, lambda: ours.set_exception(error))
+
+    def _settle(self, ours: Future[Any], settle: Callable[[], None]) -> None:
         with self._lock:
             self._waiting.discard(ours)
-            if not ours.done():
-                ours.set_exception(error)
+        # It may be settled already: cancelled by whoever waits, or given up a moment ago.
+        with contextlib.suppress(InvalidStateError):
+            settle()
 
     def _watch(self) -> None:
         """Give up where there is no worker for too long."""
@@ -131,8 +133,10 @@ class _DaskExecutor(Executor):
                     last_seen = time.monotonic()
             if time.monotonic() - last_seen > self._patience_seconds:
                 error: HloAuditError = CompileError(
-                    f"the dask scheduler at {self._address} has no workers",
+                    f"the dask scheduler at {self._address} has no workers, or does not answer",
                     hint="start some, or see why they ended",
                 )
-                for ours in list(self._waiting):
+                with self._lock:
+                    waiting = list(self._waiting)
+                for ours in waiting:
                     self._fail(ours, error)

@@ -413,6 +413,27 @@ def test_a_worker_that_is_killed_loses_nothing(cluster: Cluster, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_program_that_kills_its_workers_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
+    cluster = Cluster(tmp_path)
+    try:
+        worker = cluster.start_worker()
+        seen = tmp_path / "seen"
+        lowering = a_program("waits.py:build", settings={"seen": str(seen)})
+        with connected(cluster.address) as executor, ThreadPoolExecutor(1) as pool:
+            audited = pool.submit(audit_subjects, [lowering], ALL_RULES, executor=executor)
+            wait_until(lambda: seen.exists() and seen.read_text())
+            worker.kill()
+            (audit,) = audited.result(PATIENCE_SECONDS)
+        assert isinstance(audit.error, CompileError)
+        assert audit.error.message == "a dask worker has died at this program, and it was given up"
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.slow
 def test_a_scheduler_that_dies_is_one_error(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start_worker()
     seen = tmp_path / "seen"
