@@ -26,6 +26,8 @@ from hlo_audit.rules import ALL_RULES
 from hlo_audit.run import audit_subjects
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from jax.sharding import Mesh
 
 __all__ = ["AuditFailure", "Dump", "Report", "audit", "check", "load", "make_mesh"]
@@ -64,6 +66,7 @@ def audit(
     jobs: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     cache: Path | str | Literal[False] | None = None,
+    executor: Executor | None = None,
 ) -> Report:
     """Apply the rules to a program.
 
@@ -99,6 +102,9 @@ def audit(
         jobs: how many programs to compile side by side, of those with names.
         timeout_seconds: how long each of these may take.
         cache: the folder of compiled dumps; ``False`` for none.
+        executor: where programs with names are compiled, each in a process of its own: any
+            executor of ``concurrent.futures``, such as that of a dask client. What it runs on needs
+            hlo-audit, jax and the program's code, and no file system in common. It is left open.
 
     Raises:
         UsageError: for what cannot be.
@@ -137,9 +143,19 @@ def audit(
             xla_flags=flags,
         )
         audits = audit_subjects(
-            subjects, rules, options, jobs=jobs, timeout_seconds=timeout_seconds, cache=kept
+            subjects,
+            rules,
+            options,
+            jobs=jobs,
+            timeout_seconds=timeout_seconds,
+            cache=kept,
+            executor=executor,
         )
     else:
+        if executor is not None:
+            raise UsageError(
+                "executor is for programs with a name: others are compiled in this process"
+            )
         if platform is not None or layout:
             raise UsageError("platform and layout are for programs with a name")
         how = How(rules, options, mesh, modes, topology, settings or {}, flags, kept)

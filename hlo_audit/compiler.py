@@ -119,6 +119,7 @@ def compile_programs(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     cache: Cache | None = None,
     on_done: Callable[[Lowering, Outcome], None] | None = None,
+    here: Path | None = None,
 ) -> list[Outcome]:
     """Compile each program into a dump folder of its own below ``into``.
 
@@ -132,6 +133,7 @@ def compile_programs(
         timeout_seconds: how long each program may take, the import of jax left out.
         cache: where dumps are kept; a program that is in it is not compiled again.
         on_done: called in this thread with each program and its outcome, as they are done.
+        here: the working directory of the programs; ``None`` for that of this process.
 
     Returns:
         For each program, in the order of ``lowerings``, its dump or what went wrong: a
@@ -158,7 +160,7 @@ def compile_programs(
         for index, lowering in enumerate(lowerings):
             try:
                 task = _task(index, lowering, workspace)
-                cached = None if cache is None else _find_cached(cache, task, into)
+                cached = None if cache is None else _find_cached(cache, task, into, here)
             except HloAuditError as error:
                 done(index, error)
                 continue
@@ -166,7 +168,7 @@ def compile_programs(
                 tasks.append(task if cache is None else _with_cache(task, cache))
             else:
                 done(index, cached)
-        crew = _Crew(tasks, workspace, into, jobs or default_jobs(), timeout_seconds, cache)
+        crew = _Crew(tasks, workspace, into, jobs or default_jobs(), timeout_seconds, cache, here)
         try:
             for index, outcome in crew.run():
                 done(index, outcome)
@@ -230,8 +232,10 @@ class _Crew:
         jobs: int,
         timeout_seconds: float,
         cache: Cache | None,
+        here: Path | None,
     ) -> None:
         self._cache = cache
+        self._here = here
         self._waiting = deque(tasks)
         self._workspace = workspace
         self._into = into
@@ -321,6 +325,7 @@ class _Crew:
                     # Out of the terminal's reach, and killed with all that it starts.
                     start_new_session=True,
                     env=worker_environment(os.environ, folder, bench.cpu_devices),
+                    cwd=self._here,
                 )
         except OSError as error:
             jobs.close()
@@ -382,7 +387,7 @@ class _Crew:
             else:
                 kept = True
             if kept:
-                settings = compile_environment(lowering)
+                settings = compile_environment(lowering, self._here)
                 self._cache.record(lowering, settings, entry, manifest, answer["sources"])
         return _complete(task, manifest, self._into, from_cache=bool(answer.get("cached")))
 
@@ -418,10 +423,10 @@ def _with_cache(task: _Task, cache: Cache) -> _Task:
     return replace(task, job=replace(task.job, cache_entries=cache.entries_folder))
 
 
-def _find_cached(cache: Cache, task: _Task, into: Path) -> Outcome | None:
+def _find_cached(cache: Cache, task: _Task, into: Path, here: Path | None) -> Outcome | None:
     """The outcome of a task whose program and source are as they were; else ``None``."""
     lowering = task.job.lowering
-    found = cache.find(lowering, compile_environment(lowering))
+    found = cache.find(lowering, compile_environment(lowering, here))
     if found is None:
         return None
     key, manifest = found
@@ -440,17 +445,20 @@ def _complete(task: _Task, manifest: Manifest, into: Path, *, from_cache: bool) 
     return Compiled(task.job.lowering, folder, manifest, from_cache)
 
 
-def compile_environment(lowering: Lowering) -> dict[str, str | None]:
+def compile_environment(lowering: Lowering, here: Path | None = None) -> dict[str, str | None]:
     """What decides a compile beside the program: versions, the settings that jax reads, and where
     Python finds the program: there may be two checkouts of it.
 
     A program under other ones is another program to the cache.
+
+    Args:
+        here: the working directory of the program; ``None`` for that of this process.
     """
     where = lowering.build.rpartition(":")[0]
     if where.endswith(".py"):
-        found_in = Path(where).resolve()
+        found_in = Path(here or "", where).resolve()
     else:
-        found_in = Path(__file__).parent if is_ours(where) else Path.cwd()
+        found_in = Path(__file__).parent if is_ours(where) else here or Path.cwd()
     versions = {name: _version(name) for name in ("jax", "jaxlib", "libtpu", "hlo-audit")}
     settings = {
         name: value

@@ -290,6 +290,7 @@ class Collective:
         group_size: how many devices exchange data with each other.
         executions: how often it runs in a step; ``None`` where that is not known.
         traffic: of one run.
+        count: how many it stands for: a report tells those of a kind together.
     """
 
     kind: CollectiveKind
@@ -298,6 +299,7 @@ class Collective:
     group_size: int
     executions: int | None
     traffic: Traffic
+    count: int = 1
 
 
 def collectives(module: Module) -> Iterator[Collective]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 EXIT_GATE_FAILED = 1
 """The exit code of the command line where all went well and the verdict is no."""
@@ -31,6 +32,18 @@ class HloAuditError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made anew from its positional arguments, which is not how these are made.
+        return _made_anew, (type(self), self.args, self.__dict__)
+
+
+def _made_anew(
+    kind: type[HloAuditError], arguments: tuple[Any, ...], attributes: dict[str, Any]
+) -> HloAuditError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
 
 
 class UsageError(HloAuditError):
@@ -111,6 +124,26 @@ class CompileError(HloAuditError):
 
     exit_code = 3
     kind = "compile"
+
+
+def error_of_kind(
+    kind: str, message: str, *, hint: str | None = None, log: tuple[str, ...] = ()
+) -> HloAuditError:
+    """The error that a report holds, by the word that it has for it there.
+
+    Raises:
+        ValueError: for a word that is none of :attr:`HloAuditError.kind`.
+    """
+    made: HloAuditError
+    if kind == ParseError.kind:  # its message says where the text is broken
+        made = HloAuditError(message, hint=hint, log=log)
+        made.kind = kind
+        return made
+    kinds = (HloAuditError, UsageError, DumpError, InternalError, CompileError)
+    for known in kinds:
+        if known.kind == kind:
+            return known(message, hint=hint, log=log)
+    raise ValueError(f"no error is of the kind {kind[:40]!r}")
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:

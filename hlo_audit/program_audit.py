@@ -33,6 +33,22 @@ RuleOptions = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
+class Timing:
+    """How long a program took; differs from run to run.
+
+    Attributes:
+        lower_seconds: wall time to build and trace it.
+        compile_seconds: wall time of the compiler; ``None`` where the dump was in the cache and
+            nobody knows how long it took to make.
+        cached: whether these are the times of the run that put the dump into the cache.
+    """
+
+    lower_seconds: float
+    compile_seconds: float | None
+    cached: bool
+
+
+@dataclass(frozen=True)
 class Suppressed:
     """A finding that somebody has given a reason to leave.
 
@@ -69,6 +85,7 @@ class ProgramAudit:
         files: the files that the snapshots were read from, where those stay: not of a program that
             was compiled.
         traced: the Python lines that the module comes from, where it says so in tables.
+        timing: of a program that was compiled; no part of what was found.
     """
 
     program: str
@@ -93,6 +110,7 @@ class ProgramAudit:
     files: Mapping[AuditStage, Path] = field(default_factory=dict)
     traced: frozenset[SourceLocation] = frozenset()
     error: HloAuditError | None = None
+    timing: Timing | None = field(default=None, compare=False)
 
     @property
     def label(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,6 +76,54 @@ class Suppression:
         )
 
 
+UseState = Literal["used", "unused", "bad"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a suppression was good for.
+
+    Attributes:
+        by, where: see :class:`Suppression`.
+        state: ``unused`` where its rules were applied and its lines traced, and it suppressed
+            nothing; ``bad`` for a comment that cannot be read.
+        message: what is wrong; ``""`` for one that was used.
+        number: tells those of one line apart.
+    """
+
+    by: Literal["config", "source"]
+    where: str
+    state: UseState
+    message: str = ""
+    number: int = 0
+
+    def __lt__(self, other: Use) -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[bool, str, str, int, int]:
+        file, _, text = self.where.rpartition(":")
+        line = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
+        return (self.state != "bad", self.by, file, line, self.number)
+
+
+def notices_of(uses: Iterable[Use], *, whole: bool, strict: bool) -> Iterator[Notice]:
+    """What is to be put right: comments that cannot be read, then what nobody needs any more.
+
+    Args:
+        uses: of one run, or of all runs that have a part of the programs each.
+        whole: whether these are of all programs.
+        strict: whether the gate fails for it.
+    """
+    uses = list(uses)
+    used = {(one.where, one.number) for one in uses if one.state == "used"}
+    for one in sorted(dict.fromkeys(uses)):
+        if one.state == "bad":
+            yield Notice("bad-suppression", f"{one.where}: {one.message}", fails=strict)
+        elif one.state == "unused" and whole and (one.where, one.number) not in used:
+            yield Notice("unused-suppression", f"{one.where}: {one.message}", fails=strict)
+
+
 @dataclass(frozen=True)
 class Frame:
     """A line of the repository: ``name`` is its file's path from the top, with ``/``."""
@@ -106,15 +155,13 @@ class Suppressor:
         rules: all rules, by which comments are read.
         top: the folder that names of files are relative to.
         locate: finds the file of a line.
-        strict: whether what suppresses nothing fails the gate.
     """
 
     configured: Sequence[Suppression]
     rules: Sequence[Rule]
     top: Path
     locate: Locate
-    strict: bool = False
-    _comments: dict[Path, list[Suppression | Notice]] = field(default_factory=dict)
+    _comments: dict[Path, list[Suppression | Use]] = field(default_factory=dict)
     _used: set[int] = field(default_factory=set)
     _frames: dict[SourceLocation, Frame | None] = field(default_factory=dict)
 
@@ -140,12 +187,13 @@ class Suppressor:
                 kept.append(finding)
         return replace(audit, findings=tuple(kept), suppressed=tuple(suppressed))
 
-    def notices(self, audits: Sequence[ProgramAudit], *, whole: bool) -> Iterator[Notice]:
-        """Comments that cannot be read; and, of the ``whole`` of the programs, what suppresses
-        nothing, for rules that were applied and lines that were traced.
+    def uses(self, audits: Sequence[ProgramAudit], *, whole: bool) -> list[Use]:
+        """What each suppression was good for.
 
         Args:
             audits: those that were given to :meth:`apply`, before or after.
+            whole: whether they are, maybe with those of other runs, all programs: else none is
+                unused.
         """
         traced: dict[Path, set[int]] = {}
         for frame in self._frames.values():
@@ -153,19 +201,22 @@ class Suppressor:
                 traced.setdefault(frame.file, set()).add(frame.line)
                 self._read(frame.file)
         comments = [one for found in self._comments.values() for one in found]
-        yield from (one for one in comments if isinstance(one, Notice))
-        if not whole or any(audit.error is not None for audit in audits):
-            return
+        uses = [one for one in comments if isinstance(one, Use)]
         applied = {code for audit in audits for code, n in audit.counts.items() if n is not None}
         in_source = (one for one in comments if isinstance(one, Suppression))
+        numbers: Counter[str] = Counter()
         for one in (*self.configured, *in_source):
-            if id(one) in self._used or (one.rules and not one.rules & applied):
-                continue
-            if one.lines is not None and traced[one.lines[0]].isdisjoint(one.lines[1]):
-                continue
+            number = numbers[one.where]
+            numbers[one.where] += 1
             what = ", ".join(sorted(one.rules)) or "finding"
-            message = f"{one.where}: suppresses nothing: no {what} is there any more"
-            yield Notice("unused-suppression", message, fails=self.strict)
+            message = f"suppresses nothing: no {what} is there any more"
+            if id(one) in self._used:
+                uses.append(Use(one.by, one.where, "used", number=number))
+            elif not whole or (one.rules and not one.rules & applied):
+                continue
+            elif one.lines is None or not traced[one.lines[0]].isdisjoint(one.lines[1]):
+                uses.append(Use(one.by, one.where, "unused", message, number))
+        return sorted(uses)
 
     def _frame(self, line: SourceLocation) -> Frame | None:
         if line not in self._frames:
@@ -182,12 +233,12 @@ class Suppressor:
         for file in dict.fromkeys(files):
             yield from (one for one in self._read(file) if isinstance(one, Suppression))
 
-    def _read(self, file: Path) -> list[Suppression | Notice]:
+    def _read(self, file: Path) -> list[Suppression | Use]:
         if file not in self._comments:
             self._comments[file] = list(self._comments_of(file))
         return self._comments[file]
 
-    def _comments_of(self, file: Path) -> Iterator[Suppression | Notice]:
+    def _comments_of(self, file: Path) -> Iterator[Suppression | Use]:
         for number, lines, comment in find_comments(_text(file)):
             where = f"{self._name(file)}:{number}"
             codes, reason = comment
@@ -198,8 +249,7 @@ class Suppressor:
                     raise ValueError("it gives no reason: write ignore[HLA002] reason")
                 rules = frozenset(find_rule(self.rules, code).code for code in codes)
             except (ValueError, HloAuditError) as error:
-                message = f"{where}: suppresses nothing: {error}"
-                yield Notice("bad-suppression", message, fails=self.strict)
+                yield Use("source", where, "bad", f"suppresses nothing: {error}")
             else:
                 yield Suppression("source", where, reason, rules, lines=(file, lines))
 

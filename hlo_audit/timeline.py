@@ -462,7 +462,7 @@ def _changes(counts: Sequence[Counter[_Key] | None]) -> tuple[Change, ...]:
     for position, here in enumerate(counts):
         if here is None or here is before:
             continue
-        for key in here.keys() | before.keys():
+        for key in dict.fromkeys((*before, *here)):  # not a set: its order is new in every run
             difference = here[key] - before[key]
             if not difference:
                 continue
@@ -488,8 +488,8 @@ def _changes(counts: Sequence[Counter[_Key] | None]) -> tuple[Change, ...]:
             added[position],
             removed[position],
             moved[position],
-            dict(undone.get(position, {})),
-            dict(undoing.get(position, {})),
+            dict(sorted(undone.get(position, {}).items())),
+            dict(sorted(undoing.get(position, {}).items())),
         )
         for position in sorted({*added, *removed})
     )

@@ -205,6 +205,25 @@ def test_input_that_is_wrong_leaves_no_report(runner: Runner) -> None:
     assert "reported" not in runner.outputs()
 
 
+def test_the_reports_of_shards_are_merged(runner: Runner, dumps: Callable[[str], Path]) -> None:
+    names = ("cpu-auto", "cpu-explicit")
+    programs = "\n".join(str(dumps("lm_head_platforms") / name) for name in names)
+    for index in (1, 2):
+        arguments = f"--shard={index}/2\n--exit-zero\n"
+        sharded = audit(runner, programs=programs, ARGUMENTS=arguments, BUDGETS="HLA001=0")
+        assert runner.outputs()["exit-code"] == "0", sharded.stderr
+        folder = runner.folder / "shards" / f"hlo-audit {index}"
+        folder.mkdir(parents=True)
+        shutil.copy(runner.folder / "reports" / "report.json", folder)
+    merged = audit(runner, programs="", MERGE="shards/*/report.json\n", BUDGETS="HLA001=0")
+    assert runner.outputs()["exit-code"] == "1", merged.stderr
+    assert "gate failed" in merged.stdout
+    assert "cpu-explicit" in (runner.folder / "reports" / "report.md").read_text()
+    missing = audit(runner, programs="", MERGE="elsewhere/*.json")
+    assert runner.outputs()["exit-code"] == "2"
+    assert "there is no report elsewhere/*.json" in missing.stderr
+
+
 @pytest.mark.parametrize("found", ["", "11\n12"])
 def test_the_comment_is_made_once_and_then_edited(runner: Runner, found: str) -> None:
     log = shlex.quote(str(runner.log))
@@ -310,6 +329,22 @@ def test_the_documented_workflow_fits_the_action() -> None:
         assert argument.partition("=")[0] in OPTIONS
     rules = {budget.partition("=")[0] for budget in use["with"]["max"].split()}
     assert rules <= set(completion.rules())
+
+
+def test_the_workflow_of_shards_fits_the_action() -> None:
+    (workflow,) = (block for block in blocks("yaml") if "--shard=" in block)
+    jobs = yaml.safe_load(workflow)["jobs"]
+    for job in jobs.values():
+        (use,) = (one for one in job["steps"] if "/hlo-audit@" in one.get("uses", ""))
+        assert set(use["with"]) <= set(ACTION["inputs"])
+        for argument in use["with"].get("args", "").splitlines():
+            assert argument.partition("=")[0] in OPTIONS
+    shards = jobs["shard"]["strategy"]["matrix"]["shard"]
+    assert f"matrix.shard }}}}/{len(shards)}" in workflow
+    assert shards == list(range(1, len(shards) + 1))
+    (uploaded,) = (one for one in jobs["shard"]["steps"] if "upload-artifact" in one["uses"])
+    (taken,) = (one for one in jobs["merge"]["steps"] if "download-artifact" in one["uses"])
+    assert uploaded["with"]["name"].startswith(taken["with"]["pattern"].removesuffix("*"))
 
 
 def test_every_yaml_block_parses_and_the_hook_in_one_exists() -> None:

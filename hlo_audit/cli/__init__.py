@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from hlo_audit._version import __version__
-from hlo_audit.cli import cache, check, diff, listings, lower, passes, prove, setup
+from hlo_audit.cli import cache, check, diff, listings, lower, merge, passes, prove, setup
 from hlo_audit.cli.output import complain, drop_output
 from hlo_audit.errors import HloAuditError
 
@@ -74,6 +74,7 @@ def cli() -> None:
 
 for _command in (
     check.check,
+    merge.merge,
     lower.lower,
     passes.passes,
     listings.explain,

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hlo_audit.cli.compared import plan_comparison, suppressor_of
+from hlo_audit.cli.compared import suppressor_of
+from hlo_audit.cli.judged import Asked, conclude, read_asked
 from hlo_audit.cli.options import (
+    GateOptions,
     How,
+    OutputOptions,
     cache_of,
     completes,
     progress_of,
     read_count,
     read_pairs,
     takes_config,
+    takes_gate,
     takes_how,
+    takes_outputs,
 )
-from hlo_audit.cli.output import complain, console, put
 from hlo_audit.cli.planned import is_narrowed, plan
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
-    from hlo_audit.budget import Budget
+    from collections.abc import Iterator
+    from concurrent.futures import Executor
+
     from hlo_audit.config import Config
     from hlo_audit.program import Subject
     from hlo_audit.program_audit import ProgramAudit, RuleOptions
-    from hlo_audit.report import Report
-    from hlo_audit.report.formats import Destination, Format
     from hlo_audit.rule import Rule
+    from hlo_audit.shard import Part, Shard
 
 
 @click.command()
@@ -65,31 +70,10 @@ if TYPE_CHECKING:
     shell_complete=completes("rule_options"),
     help="Set a threshold, such as relayout-copy.min_bytes=0; may be repeated.",
 )
-@click.option(
-    "--max",
-    "budgets",
-    multiple=True,
-    metavar="RULE=LIMIT",
-    shell_complete=completes("rule_budgets"),
-    help="Fail where a program has more of a rule, notes too: findings (0), bytes (64MiB), or more "
-    "than the baseline has (+1, +8MiB, +10%); may be repeated.",
-)
-@click.option(
-    "--baseline",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Fail on findings that are not in this file.",
-)
-@click.option("--update-baseline", is_flag=True, help="Write what is found to the baseline.")
-@click.option(
-    "--against",
-    metavar="REV|PATH",
+@takes_gate(
+    against="REV|PATH",
     help="Fail on findings that are not in this git revision of the programs, or in this dump or "
     "JSON report.",
-)
-@click.option(
-    "--strict/--no-strict",
-    default=None,
-    help="Fail too where the baseline could be tightened, or a suppression suppresses nothing.",
 )
 @click.option(
     "--introduced-by",
@@ -97,41 +81,36 @@ if TYPE_CHECKING:
     help="Look through all passes for the one that brought each finding.",
 )
 @takes_config
-@click.option("--exit-zero", is_flag=True, help="Exit 0 even where the gate fails.")
 @click.option(
-    "--format",
-    "formats",
-    multiple=True,
-    type=click.Choice(["text", "json", "sarif", "junit", "markdown", "github"]),
-    help="Form of the report; may be repeated.  [default: text]",
+    "--shard",
+    "shard_text",
+    metavar="I/N",
+    help="Audit one of N parts of the programs, such as 2/8; see hlo-audit merge.",
 )
 @click.option(
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="[FORMAT=]PATH",
-    shell_complete=completes("output_formats", files=True),
-    help="Write the report to this file, in the form of --format or in the one named; may be "
-    "repeated. With FORMAT=PATH the terminal still shows the text, unless --quiet.",
+    "--timings",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Part the programs by how long they took in this JSON report; the same for all shards.",
 )
-@click.option("--verbose", "-v", is_flag=True, help="List every finding, notes too.")
+@click.option(
+    "--dask",
+    metavar="ADDRESS",
+    help="Compile on the workers of this dask scheduler, such as tcp://10.0.0.1:8786.",
+)
+@takes_outputs
 def check(
     programs: tuple[str, ...],
     how: How,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     rule_options: tuple[str, ...],
-    budgets: tuple[str, ...],
-    baseline: Path | None,
-    update_baseline: bool,
-    against: str | None,
-    strict: bool | None,
     introduced_by: bool,
     config: Config,
-    exit_zero: bool,
-    formats: tuple[Format, ...],
-    outputs: tuple[str, ...],
-    verbose: bool,
+    shard_text: str | None,
+    timings: Path | None,
+    dask: str | None,
+    gate: GateOptions,
+    shown: OutputOptions,
 ) -> None:
     """Apply the rules to programs, and gate on what they find.
 
@@ -139,49 +118,47 @@ def check(
     their layouts. These are held against the counts that this version knows of them, unless there
     is a baseline or a budget; other programs without one are only reported.
     """
-    from hlo_audit.budget import override
-    from hlo_audit.gate import judge, refuse_relative
     from hlo_audit.program_audit import tell_apart
-    from hlo_audit.reference import read_references
-    from hlo_audit.report import Report, environment
-    from hlo_audit.report.formats import plan_outputs
+    from hlo_audit.report import ShardRecord, environment
     from hlo_audit.rule import select_rules
     from hlo_audit.rules import ALL_RULES
-    from hlo_audit.run import audit_subjects
+    from hlo_audit.run import audit_each
+    from hlo_audit.shard import parse_shard
 
+    if dask == "":
+        raise UsageError("--dask is empty", hint="is a variable not set?")
+    if dask is not None and how.jobs is not None:
+        raise UsageError("--jobs is for this machine", hint="the workers of dask have threads")
     rules = select_rules(
         ALL_RULES, select or config.select, ignore or (() if select else config.ignore)
     )
     if not rules:
         raise UsageError("no rule is left to apply", hint="--select and --ignore exclude all")
     options = _over(config.options, _read_rule_options(rule_options, ALL_RULES))
-    limits = _read_budgets(budgets, ALL_RULES)
-    for budget in limits:
-        if all(rule.code != budget.rule for rule in rules):
-            message = f"--max {budget.rule}: that rule is not applied"
-            raise UsageError(message, hint="select it, or drop --max")
-    strict = config.strict if strict is None else strict
-    compared = plan_comparison(
-        config, baseline=baseline, update=update_baseline, against=against, strict=strict
-    )
-    if not compared.has_baseline:
-        refuse_relative(
-            budget
-            for program in (None, *config.programs)
-            for budget in override(config.budgets_of(program), limits)
+    asked = read_asked(config, gate, shown, applied=rules, quiet=how.quiet)
+    if dask is not None and asked.compared.revision is not None:
+        raise UsageError(
+            f"--against {gate.against}: the workers of dask do not have the code of a revision",
+            hint="compare with a report of it: --against PATH",
         )
-    destinations = plan_outputs(formats, outputs, quiet=how.quiet)
     subjects = plan(programs, how, config)
-    inputs = [*programs, *(str(path) for path in (compared.baseline_path, config.path) if path)]
-    for path in (destination.path for destination in destinations if destination.path):
-        if any(_is_input(path, name) for name in inputs):
-            raise UsageError(f"{path} is what is read", hint="write the report to another file")
+    asked.refuse_overwriting([*programs, *([str(timings)] if timings else [])])
+    narrowed = is_narrowed(how)
+    whole = not programs and not narrowed
+    part: Part | None = None
+    if shard_text is not None:
+        ignored = [[program.name, sorted(program.ignore)] for program in config.programs]
+        audited_for = [[rule.code for rule in rules], options, ignored, introduced_by]
+        part = _part_of(subjects, parse_shard(shard_text), timings, audited_for, asked)
+        subjects = [subjects[position] for position in part.positions]
+    elif timings is not None:
+        raise UsageError("--timings is for --shard", hint="give --shard I/N, or drop it")
 
     cache = cache_of(how)
 
-    def audit(subjects: Sequence[Subject]) -> list[ProgramAudit]:
-        with progress_of(subjects, how) as on_compiled:
-            audits = audit_subjects(
+    def audit(subjects: Sequence[Subject]) -> list[list[ProgramAudit]]:
+        with progress_of(subjects, how) as on_compiled, _executor_of(dask, subjects) as executor:
+            groups = audit_each(
                 subjects,
                 rules,
                 options,
@@ -190,29 +167,86 @@ def check(
                 cache=cache,
                 on_compiled=on_compiled,
                 introduced_by=introduced_by,
+                executor=executor,
             )
-        return [_without_ignored(one, config) for one in tell_apart(audits)]
+        apart = iter(tell_apart([one for group in groups for one in group]))
+        return [[_without_ignored(next(apart), config) for _ in group] for group in groups]
 
-    narrowed = is_narrowed(how)
-    suppressor = suppressor_of(config, ALL_RULES, Path.cwd(), strict=strict)
-    audits = suppressor.apply(audit(subjects))
-    comparison = compared.against(
-        audits, subjects, audit, whole=not programs and not narrowed, quiet=how.quiet
+    def audit_others(subjects: Sequence[Subject]) -> list[ProgramAudit]:
+        return [one for group in audit(subjects) for one in group]
+
+    suppressor = suppressor_of(config, ALL_RULES, Path.cwd())
+    groups = audit(subjects)
+    audits = suppressor.apply(one for group in groups for one in group)
+    comparison = asked.compared.against(
+        audits, subjects, audit_others, whole=whole and part is None, quiet=how.quiet
+    )
+    all_there = not narrowed and (not programs or not config.programs)
+    suppressions = suppressor.uses(audits, whole=all_there)
+    record = None
+    if part is not None:
+        positions = zip(part.positions, groups, strict=True)
+        placed = tuple(position for position, group in positions for _ in group)
+        record = ShardRecord(part, placed, whole, tuple(suppressions))
+    conclude(
+        asked,
+        audits,
+        environment(),
+        comparison=comparison,
+        suppressions=suppressions,
+        all_there=all_there and part is None,
+        shard=record,
     )
 
-    def budgets_of(one: ProgramAudit) -> Sequence[Budget]:
-        return override(config.budgets_of(config.program(one.program)), limits)
 
-    gate = judge(audits, budgets_of, read_references(), comparison)
-    all_there = not narrowed and (not programs or not config.programs)
-    notices = (*gate.notices, *compared.notices, *suppressor.notices(audits, whole=all_there))
-    report = Report(audits, replace(gate, notices=notices), environment())
-    errors = {str(audit.error): audit.error for audit in audits if audit.error is not None}
-    for error in errors.values():
-        complain(error)
-    exit_code = 0 if exit_zero and not errors else report.exit_code
-    _render(report, destinations, show_all=verbose, exit_code=exit_code)
-    sys.exit(exit_code)
+@contextmanager
+def _executor_of(dask: str | None, subjects: Sequence[Subject]) -> Iterator[Executor | None]:
+    """The executor that programs are compiled through; ``None`` for this machine."""
+    from hlo_audit.program import Lowering
+
+    if dask is None or not any(isinstance(subject, Lowering) for subject in subjects):
+        yield None
+        return
+    from hlo_audit.dask_cluster import connected
+
+    with connected(dask) as executor:
+        yield executor
+
+
+def _part_of(
+    subjects: Sequence[Subject],
+    shard: Shard,
+    timings: Path | None,
+    audited_for: object,
+    asked: Asked,
+) -> Part:
+    """What a shard has of the programs.
+
+    Raises:
+        UsageError: for what no shard can do alone.
+    """
+    from hlo_audit.report.sources import Repository
+    from hlo_audit.report.stored import read_times
+    from hlo_audit.shard import take_part
+
+    if asked.compared.update:
+        raise UsageError(
+            "--update-baseline: a shard knows a part of the programs only",
+            hint="give it to hlo-audit merge, which knows all",
+        )
+    if asked.compared.revision is not None:
+        raise UsageError(
+            f"--against {asked.compared.revision.name}: shards are not compared with a revision",
+            hint="merge the shards of that revision, and give merge that report: --against PATH",
+        )
+    top = Repository.around(Path.cwd()).root
+    times = read_times(timings, top) if timings is not None else ()
+    part = take_part(subjects, shard, top=top, asked=audited_for, times=times)
+    if not asked.quiet:
+        mine, all_ = len(part.positions), len(subjects)
+        text = f"{mine} of {all_} programs" if mine else f"nothing to do: it has none of {all_}"
+        click.echo(f"shard {shard}: {text}", err=True)
+    return part
 
 
 def _without_ignored(audit: ProgramAudit, config: Config) -> ProgramAudit:
@@ -235,24 +269,6 @@ def _over(options: RuleOptions, by: RuleOptions) -> RuleOptions:
     }
 
 
-def _read_budgets(texts: Sequence[str], rules: Sequence[Rule]) -> tuple[Budget, ...]:
-    from hlo_audit.budget import read_budgets
-
-    # A name may be there several times, for findings and for bytes.
-    pairs = [pair for text in texts for pair in read_pairs("--max", [text]).items()]
-    for name, value in pairs:
-        try:
-            read_budgets([(name, value)], rules)
-        except UsageError as error:
-            raise UsageError(f"--max {name}={value}: {error.message}", hint=error.hint) from None
-    return read_budgets(pairs, rules)
-
-
-def _is_input(output: Path, program: str) -> bool:
-    source = Path(program)
-    return source.exists() and output.exists() and output.samefile(source)
-
-
 def _read_rule_options(texts: Sequence[str], rules: Sequence[Rule]) -> RuleOptions:
     from hlo_audit.errors import unknown_name
     from hlo_audit.rule import find_rule
@@ -265,28 +281,3 @@ def _read_rule_options(texts: Sequence[str], rules: Sequence[Rule]) -> RuleOptio
             raise unknown_name(f"option of {rule.slug}", name, rule.options or ["(it has none)"])
         options.setdefault(rule.code, {})[name] = read_count("--rule-option", path, value)
     return options
-
-
-def _render(
-    report: Report, destinations: Sequence[Destination], *, show_all: bool, exit_code: int
-) -> None:
-    from hlo_audit.report.formats import render
-    from hlo_audit.report.sources import Repository
-
-    audited = any(audit.error is None for audit in report.programs)
-    for destination in destinations:
-        if destination.format == "text" and destination.path is None:
-            from hlo_audit.report.text import print_report
-
-            if audited:  # else the errors have said it all
-                print_report(console(), report, show_all=show_all)
-        else:
-            repository = Repository.around(Path.cwd())
-            text = render(
-                destination.format, report, repository, show_all=show_all, exit_code=exit_code
-            )
-            put(text, destination.path)
-    if not report.gate.passed and all(destination.path for destination in destinations):
-        from hlo_audit.report.text import verdict
-
-        click.echo(verdict(report).plain, err=True)

@@ -93,6 +93,11 @@ class Compared:
         """Whether there is something to compare with."""
         return self.baseline_path is not None or self.other is not None
 
+    @property
+    def revision(self) -> Revision | None:
+        """The revision to compare with, if it is one."""
+        return None if isinstance(self.other, Path) else self.other
+
     def against(
         self,
         audits: Sequence[ProgramAudit],
@@ -150,7 +155,7 @@ class Compared:
 
         baseline = self.known
         if baseline is None:
-            suppressor = suppressor_of(self.config, self._rules(), Path.cwd(), strict=False)
+            suppressor = suppressor_of(self.config, self._rules(), Path.cwd())
             baseline = entries_of(suppressor.apply(audit([Recorded(path)])), str(path))
         roots = [subject.path for subject in subjects if isinstance(subject, Recorded)]
         return Comparison(baseline, pair=alike(baseline, roots, path), strict=self.strict)
@@ -167,7 +172,7 @@ class Compared:
             lowerings = as_of(subjects, revision, worktree)
             with standing_in(worktree, revision.top):
                 audits = audit(lowerings)
-            suppressor = suppressor_of(self.config, self._rules(), worktree, strict=False)
+            suppressor = suppressor_of(self.config, self._rules(), worktree)
             audits = suppressor.apply(audits)
         entries = []
         for one in audits:
@@ -185,9 +190,7 @@ class Compared:
         return ALL_RULES
 
 
-def suppressor_of(
-    config: Config, rules: Sequence[Rule], folder: Path, *, strict: bool
-) -> Suppressor:
+def suppressor_of(config: Config, rules: Sequence[Rule], folder: Path) -> Suppressor:
     """What suppresses findings in the repository around ``folder``."""
     from hlo_audit.hlo import SourceLocation
     from hlo_audit.report.sources import Repository
@@ -199,4 +202,4 @@ def suppressor_of(
         place = repository.place(line) if line.file else None
         return repository.root / place.path if place is not None and place.in_repository else None
 
-    return Suppressor(config.suppressions, rules, repository.root, locate, strict)
+    return Suppressor(config.suppressions, rules, repository.root, locate)

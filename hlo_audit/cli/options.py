@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hlo_audit.compiler import Outcome
     from hlo_audit.config import Config
     from hlo_audit.program import Lowering, Platform, Subject
+    from hlo_audit.report.formats import Format
 
 
 def completes(
@@ -219,6 +220,108 @@ def _config(file: Path | None, no_config: bool) -> Config:
     if file is None:
         found = Path(os.path.relpath(found))  # as a reader here writes it
     return read_config(found, ALL_RULES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions:
+    """The options that say what programs are held against; as on the command line."""
+
+    budgets: tuple[str, ...]
+    baseline: Path | None
+    update_baseline: bool
+    against: str | None
+    strict: bool | None
+    exit_zero: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """The options that say in which forms the report goes where; as on the command line."""
+
+    formats: tuple[Format, ...]
+    outputs: tuple[str, ...]
+    verbose: bool
+
+
+_BASELINE_OPTIONS = (
+    click.option(
+        "--max",
+        "budgets",
+        multiple=True,
+        metavar="RULE=LIMIT",
+        shell_complete=completes("rule_budgets"),
+        help="Fail where a program has more of a rule, notes too: findings (0), bytes (64MiB), or "
+        "more than the baseline has (+1, +8MiB, +10%); may be repeated.",
+    ),
+    click.option(
+        "--baseline",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Fail on findings that are not in this file.",
+    ),
+    click.option("--update-baseline", is_flag=True, help="Write what is found to the baseline."),
+)
+_VERDICT_OPTIONS = (
+    click.option(
+        "--strict/--no-strict",
+        default=None,
+        help="Fail too where the baseline could be tightened, or a suppression suppresses nothing.",
+    ),
+    click.option("--exit-zero", is_flag=True, help="Exit 0 even where the gate fails."),
+)
+
+_OUTPUT_OPTIONS = (
+    click.option(
+        "--format",
+        "formats",
+        multiple=True,
+        type=click.Choice(["text", "json", "sarif", "junit", "markdown", "github"]),
+        help="Form of the report; may be repeated.  [default: text]",
+    ),
+    click.option(
+        "--output",
+        "outputs",
+        multiple=True,
+        metavar="[FORMAT=]PATH",
+        shell_complete=completes("output_formats", files=True),
+        help="Write the report to this file, in the form of --format or in the one named; may be "
+        "repeated. With FORMAT=PATH the terminal still shows the text, unless --quiet.",
+    ),
+    click.option("--verbose", "-v", is_flag=True, help="List every finding, notes too."),
+)
+
+
+def takes_gate(*, against: str, help: str) -> Callable[..., Callable[..., None]]:
+    """Give a command the options of :class:`GateOptions`, as its argument ``gate``.
+
+    Args:
+        against: what ``--against`` takes.
+        help: what it does.
+    """
+    option = click.option("--against", metavar=against, help=help)
+    return _takes(GateOptions, "gate", (*_BASELINE_OPTIONS, option, *_VERDICT_OPTIONS))
+
+
+def takes_outputs(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of :class:`OutputOptions`, as its argument ``shown``."""
+    return _takes(OutputOptions, "shown", _OUTPUT_OPTIONS)(command)
+
+
+def _takes(
+    kind: type[GateOptions | OutputOptions], name: str, options: Sequence[Callable[..., Any]]
+) -> Callable[..., Callable[..., None]]:
+    """Give a command options, and what is given of them in one argument called ``name``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_options(**arguments: Any) -> None:
+            given = {field.name: arguments.pop(field.name) for field in fields(kind)}
+            command(**{name: kind(**given)}, **arguments)
+
+        for option in reversed(options):
+            with_options = option(with_options)
+        return with_options
+
+    return decorate
 
 
 def find_programs(programs: Sequence[str], how: How) -> list[Subject]:

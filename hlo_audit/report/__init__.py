@@ -10,12 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 from hlo_audit.errors import EXIT_GATE_FAILED
 from hlo_audit.gate import Gate
+from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.rule import Finding
+from hlo_audit.shard import Part
+from hlo_audit.suppressions import Use
 
 if TYPE_CHECKING:
     import pandas
     from rich.console import Group
-from hlo_audit.program_audit import ProgramAudit
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What the report of a shard says, so that it can be merged with those of the others.
+
+    Attributes:
+        part: which shard of which matrix it is of.
+        positions: for each program of the report, the place in the matrix of what it came from.
+        whole: whether all shards together have all programs that there are.
+        suppressions: what they were good for in this shard.
+    """
+
+    part: Part
+    positions: tuple[int, ...]
+    whole: bool
+    suppressions: tuple[Use, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -25,11 +44,13 @@ class Report:
     Attributes:
         environment: ``python``, ``jax``, ``jaxlib`` and ``libtpu`` on this machine; ``None`` for
             what is not installed.
+        shard: of a run that is one of several machines'; else ``None``.
     """
 
     programs: Sequence[ProgramAudit]
     gate: Gate
     environment: Mapping[str, str | None]
+    shard: ShardRecord | None = None
 
     @property
     def exit_code(self) -> int:

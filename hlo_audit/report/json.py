@@ -1,12 +1,17 @@
 """A report as JSON, version 1: the contract with other tools, held by ``schema.json``.
 
 Within a version keys are added, never changed or removed.
+
+What differs from one run of the same programs to the next stands under the one key ``volatile``;
+but for that, and for what a compiler wrote before it failed (``error.log``), two runs write the
+same bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from json import dumps
 from typing import Any
 
@@ -14,7 +19,7 @@ from hlo_audit._version import __version__
 from hlo_audit.cost import NO_TRAFFIC
 from hlo_audit.gate import Gate
 from hlo_audit.program_audit import ProgramAudit, Suppressed
-from hlo_audit.report import Report
+from hlo_audit.report import Report, ShardRecord
 from hlo_audit.rule import Finding
 
 SCHEMA_VERSION = 1
@@ -31,12 +36,32 @@ def to_json(report: Report) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "hlo-audit", "version": __version__},
         "environment": dict(report.environment),
-        "programs": [_program(audit) for audit in report.programs],
+        **({} if report.shard is None else {"shard": _shard(report.shard)}),
+        "programs": [program_to_json(audit) for audit in report.programs],
         "gate": gate_to_json(report.gate),
+        "volatile": {"timings": [_timing(audit) for audit in report.programs]},
     }
 
 
-def _program(audit: ProgramAudit) -> dict[str, Any]:
+def _shard(shard: ShardRecord) -> dict[str, Any]:
+    return {
+        "index": shard.part.shard.index,
+        "count": shard.part.shard.count,
+        "matrix": shard.part.matrix,
+        "plan": shard.part.plan,
+        "size": shard.part.size,
+        "positions": list(shard.positions),
+        "whole": shard.whole,
+        "suppressions": [asdict(use) for use in shard.suppressions],
+    }
+
+
+def _timing(audit: ProgramAudit) -> dict[str, Any] | None:
+    return None if audit.timing is None else asdict(audit.timing)
+
+
+def program_to_json(audit: ProgramAudit) -> dict[str, Any]:
+    """What was found in a program, or what went wrong, as plain data."""
     subject = {
         "program": audit.program,
         "mode": audit.mode,
@@ -61,6 +86,8 @@ def _program(audit: ProgramAudit) -> dict[str, Any]:
     return {
         **subject,
         "module": audit.module,
+        "devices": audit.devices,
+        "files": {stage: str(path) for stage, path in audit.files.items()},
         "while_loops": audit.while_loops,
         "counts": audit.counts,
         "tallies": audit.tallies,
@@ -89,9 +116,10 @@ def _traffic(audit: ProgramAudit) -> dict[str, Any] | None:
     """What the collectives of a step move, by kind."""
     if audit.collectives is None:
         return None
-    counts = Counter(one.kind for one in audit.collectives)
-    totals = dict.fromkeys(counts, NO_TRAFFIC)
+    counts: Counter[str] = Counter()
+    totals = {one.kind: NO_TRAFFIC for one in audit.collectives}
     for one in audit.collectives:
+        counts[one.kind] += one.count
         totals[one.kind] += one.traffic.times(one.executions)
     return {
         kind: {

@@ -161,7 +161,9 @@ def _statements(path: Path) -> Iterator[tuple[tuple[str, str], int]]:
     """Computation and instruction, and the line it stands on."""
     computation = ""
     with contextlib.suppress(*_UNREADABLE):
-        if path.suffix not in (".txt", ".hlo") or path.stat().st_size > MOST_DUMP_BYTES:
+        if path.suffix not in (".txt", ".hlo") or not path.is_file():
+            return
+        if path.stat().st_size > MOST_DUMP_BYTES:
             return
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             for number, line in enumerate(file, start=1):
