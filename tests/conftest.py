@@ -100,6 +100,7 @@ def unoptimized() -> Iterator[None]:
     own, and with all of them."""
     import jax
 
-    jax.config.update("jax_disable_most_optimizations", True)
+    update: Callable[[str, bool], None] = jax.config.update
+    update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    update("jax_disable_most_optimizations", False)

@@ -142,6 +142,7 @@ def check(
             hint="compare with a report of it: --against PATH",
         )
     subjects = plan(programs, how, config)
+    asked.compared.refuse(subjects)
     asked.refuse_overwriting([*programs, *([str(timings)] if timings else [])])
     narrowed = is_narrowed(how)
     whole = not programs and not narrowed

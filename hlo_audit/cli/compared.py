@@ -98,6 +98,17 @@ class Compared:
         """The revision to compare with, if it is one."""
         return None if isinstance(self.other, Path) else self.other
 
+    def refuse(self, subjects: Sequence[Subject]) -> None:
+        """Refuse programs that have no other side, before anything is compiled.
+
+        Raises:
+            UsageError: for one that no revision has.
+        """
+        if self.revision is not None:
+            from hlo_audit.against import as_of
+
+            as_of(subjects, self.revision, self.revision.top)
+
     def against(
         self,
         audits: Sequence[ProgramAudit],
@@ -167,7 +178,6 @@ class Compared:
         from hlo_audit.baseline import Baseline, entry_of
         from hlo_audit.gate import Comparison, Notice
 
-        as_of(subjects, revision, revision.top)  # refuse before anything is checked out
         with checked_out(revision) as worktree:
             lowerings = as_of(subjects, revision, worktree)
             with standing_in(worktree, revision.top):
