@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -122,6 +123,17 @@ class Gate:
     @property
     def passed(self) -> bool:
         return not self.violations and not any(notice.fails for notice in self.notices)
+
+    def violations_of(self, audit: ProgramAudit) -> Sequence[Violation]:
+        """Those of one program."""
+        return self._by_program.get(audit.label, ())
+
+    @cached_property
+    def _by_program(self) -> Mapping[str, Sequence[Violation]]:
+        found: dict[str, list[Violation]] = {}
+        for violation in self.violations:
+            found.setdefault(violation.program, []).append(violation)
+        return found
 
 
 BudgetsOf = Callable[[ProgramAudit], Sequence[Budget]]

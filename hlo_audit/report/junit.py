@@ -13,7 +13,7 @@ from hlo_audit.errors import HloAuditError
 from hlo_audit.gate import Notice, Violation
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
-from hlo_audit.report.listed import Listed, listed
+from hlo_audit.report.listed import Listed, by_program, listed
 from hlo_audit.report.sources import Repository
 from hlo_audit.report.wording import clip, format_cost, headline, plain
 from hlo_audit.rule import Rule
@@ -31,12 +31,12 @@ def render_junit(report: Report, repository: Repository, *, show_all: bool = Fal
         repository: what the Python lines are relative to.
         show_all: lists notes too, with the findings of a case.
     """
-    entries = listed(report, show_all=show_all)
+    entries = by_program(listed(report, show_all=show_all))
     suites = Element("testsuites", name="hlo-audit")
     totals = {"tests": 0, "failures": 0, "errors": 0}
     for audit in report.programs:
-        violations = [v for v in report.gate.violations if v.program == audit.label]
-        mine = [entry for entry in entries if entry.audit is audit]
+        violations = report.gate.violations_of(audit)
+        mine = entries.get(id(audit), ())
         suite = _suite(audit, violations, mine, repository, headline(report))
         suites.append(suite)
         for name in totals:

@@ -6,7 +6,7 @@ Every format but JSON, which holds all findings, lists the same ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +55,14 @@ def listed(report: Report, *, show_all: bool = False) -> list[Listed]:
     return sorted(chosen, key=_order)
 
 
+def by_program(entries: Iterable[Listed]) -> Mapping[int, Sequence[Listed]]:
+    """The entries of each program, by its audit's ``id``; none for one that has none."""
+    found: dict[int, list[Listed]] = {}
+    for entry in entries:
+        found.setdefault(id(entry.audit), []).append(entry)
+    return found
+
+
 def numbered(audit: ProgramAudit) -> list[Finding]:
     """The findings of a program in the order in which they are numbered from 1: warnings, then
     notes; of each the most costly first."""
@@ -67,7 +75,7 @@ def numbered(audit: ProgramAudit) -> list[Finding]:
 def breaking_findings(audit: ProgramAudit, report: Report) -> frozenset[int]:
     """The ``id`` of each finding of a program that fails the gate: all of a rule that has more than
     is allowed; against a baseline, those that are new."""
-    mine = [one for one in report.gate.violations if one.program == audit.label]
+    mine = report.gate.violations_of(audit)
     over = {
         one.rule
         for one in mine

@@ -14,7 +14,7 @@ from hlo_audit._version import __version__
 from hlo_audit.gate import Violation
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
-from hlo_audit.report.listed import Listed, alike, listed, offered_fixes
+from hlo_audit.report.listed import Listed, alike, by_program, listed, offered_fixes
 from hlo_audit.report.sources import Repository
 from hlo_audit.report.wording import (
     clip,
@@ -62,11 +62,10 @@ def render_markdown(
     )
     for table in tables:
         text.add_lines(table, "\nMore rows did not fit.\n")
-    entries = listed(report, show_all=show_all)
+    entries = by_program(listed(report, show_all=show_all))
     left_out = 0
     for audit in report.programs:
-        mine = [entry for entry in entries if entry.audit is audit]
-        if mine:
+        if mine := entries.get(id(audit)):
             left_out += _findings(text, audit, mine, repository)
     if left_out:
         text.add(f"\n{left_out} more findings did not fit here.\n", always=True)
