@@ -1,0 +1,270 @@
+"""What a run meets besides programs: a compiler that dies, a disk that is full, a user without a
+home. Each ends with a clear line and the right exit code, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = Path(__file__).parent / "programs" / "hardships.py"
+COMPILE = ("--mesh", "x=1", "--platform", "cpu", "--mode", "auto")
+NOBODY = 65534
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+
+
+class Run:
+    """A run of the command line, in a session of its own so that what it leaves can be found."""
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        cwd: Path,
+        env: Mapping[str, str | None] | None = None,
+        user: int | None = None,
+    ) -> None:
+        changed = {"COLUMNS": "200", "NO_COLOR": "1", **(env or {})}
+        environment = {**os.environ, **changed}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env={name: value for name, value in environment.items() if value is not None},
+            start_new_session=True,
+            user=user,
+            extra_groups=[] if user is not None else None,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error."""
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+    @property
+    def left(self) -> list[str]:
+        """The command lines of its processes that are still there, after a moment's grace."""
+        deadline = time.monotonic() + 5
+        while (left := list(self._alive())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def _alive(self) -> Iterator[str]:
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                if session == str(self.process.pid) and state != "Z":
+                    yield (folder / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+
+
+def functions(*names: str) -> list[str]:
+    return [f"{PROGRAMS}:{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("aborts", (), "the tracing of the program crashed"),
+        ("is_killed", (), "the tracing of the program was killed"),
+        ("hangs", ("--timeout", "3"), "the tracing of the program did not finish within 3 s"),
+    ],
+)
+def test_a_compiler_that_ends_takes_no_other_program_with_it(
+    tmp_path: Path, name: str, options: tuple[str, ...], words: str
+) -> None:
+    run = Run(
+        *("check", *functions(name, "works"), *COMPILE, *options, "--no-cache", "-q"),
+        *("--format", "json"),
+        cwd=tmp_path,
+    )
+    code, out, err = run.end()
+    assert code == 3
+    (line, *log) = err.splitlines()
+    assert words in line
+    assert all(one.startswith("  | ") for one in log)
+    failed, audited = json.loads(out)["programs"]
+    assert words in failed["error"]["message"]
+    assert audited["counts"]["HLA002"] == 0
+    assert run.left == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    report.write_text("old")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    run = Run(
+        *("check", *functions("works", "hangs"), *COMPILE, "--no-cache", "--output", report),
+        *("--format", "json"),
+        cwd=tmp_path,
+        env={"TMPDIR": str(temporary)},
+    )
+    assert run.process.stderr is not None
+    assert "compiled" in run.process.stderr.readline()  # the other one hangs
+    run.process.send_signal(signal.SIGINT)
+    code, out, err = run.end()
+    assert code == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert run.left == []
+    assert report.read_text() == "old"
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_libtpu_that_is_none_fails_the_programs_for_tpu_alone(tmp_path: Path) -> None:
+    library = tmp_path / "libtpu.so"
+    library.write_bytes(b"no library")
+    run = Run(
+        *("check", *functions("works"), "--mesh", "x=-1", "--platform", "tpu", "--no-cache"),
+        *("--mode", "auto", "-q"),
+        cwd=tmp_path,
+        env={"TPU_LIBRARY_PATH": str(library)},
+    )
+    code, _, err = run.end()
+    assert code in (2, 3)
+    assert "libtpu" in err.splitlines()[0]
+    assert "Traceback" not in err
+    assert run.left == []
+
+
+# -- disks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 100 KiB: less than the dump of the smallest program takes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_for_dumps_is_an_error_of_the_program(tmp_path: Path, small_disk: Path) -> None:
+    run = Run(
+        *("check", *functions("works"), *COMPILE, "--no-cache", "-q"),
+        cwd=tmp_path,
+        env={"TMPDIR": str(small_disk)},
+    )
+    code, _, err = run.end()
+    assert code == 3
+    assert err == "hlo-audit: error: the dump cannot be completed: No space left on device\n"
+    assert run.left == []
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_full_disk_for_the_cache_only_costs_the_next_compile(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    (small_disk / "filler").write_bytes(bytes(100 << 10))
+    command = ("check", *functions("works"), *COMPILE, "-q", "--cache-dir", small_disk / "cache")
+    for _ in range(2):
+        run = Run(*command, cwd=tmp_path)
+        code, _, err = run.end()
+        assert (code, err) == (0, "")
+    assert not list(small_disk.rglob("*.zip"))
+
+
+def test_a_cache_that_may_not_be_written_is_none(tmp_path: Path, small_disk: Path) -> None:
+    (small_disk / "cache").mkdir()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    run = Run(
+        *("check", *functions("works"), *COMPILE, "-q", "--cache-dir", small_disk / "cache"),
+        cwd=tmp_path,
+    )
+    code, _, err = run.end()
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["report", "baseline", "lower"])
+def test_a_full_disk_for_the_output_leaves_what_was_there(
+    tmp_path: Path, small_disk: Path, command: str
+) -> None:
+    target = small_disk / "target"
+    program = (*functions("works"), *COMPILE, "-q", "--cache-dir", tmp_path / "cache")
+    check = ("check", *program)
+    commands: dict[str, tuple[str | Path, ...]] = {
+        "report": (*check, "--format", "json", "--output", target),
+        "baseline": (*check, "--baseline", target, "--update-baseline"),
+        "lower": ("lower", *program, "--output", target),
+    }
+    arguments = commands[command]
+    if command == "baseline":
+        assert Run(*arguments, cwd=tmp_path).end()[0] == 0
+    elif command == "report":
+        target.write_text("old")
+    before = target.read_text() if target.exists() else None
+    if command == "baseline":  # it has to be another one: the same is not written
+        arguments = tuple(one if one != "auto" else "explicit" for one in arguments)
+    if command != "lower":
+        free = shutil.disk_usage(small_disk).free
+        (small_disk / "filler").write_bytes(bytes(free))
+    run = Run(*arguments, cwd=tmp_path)
+    code, _, err = run.end()
+    assert code in (2, 3), err
+    assert "No space left on device" in err
+    assert "Traceback" not in err
+    after = target.read_text() if target.is_file() else None
+    assert after == before
+    assert {path.name for path in small_disk.iterdir()} <= {"filler", "target"}
+
+
+# -- users
+
+
+@pytest.fixture
+def open_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder that every user may read and change, with the programs in it."""
+    with tempfile.TemporaryDirectory(prefix="hlo-audit-test-") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        (folder / "hardships.py").write_text(PROGRAMS.read_text())
+        yield folder
+
+
+@as_root
+def test_a_user_without_a_home_is_served(open_folder: Path) -> None:
+    try:
+        subprocess.run([sys.executable, "-c", "import hlo_audit, jax"], user=NOBODY, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this Python is not for other users to run")
+    run = Run(
+        *("check", "hardships.py:works", *COMPILE, "-q"),
+        cwd=open_folder,
+        env={"HOME": None, "XDG_CACHE_HOME": None, "HLO_AUDIT_CACHE_DIR": None},
+        user=NOBODY,
+    )
+    code, _, err = run.end()
+    assert (code, err) == (0, "")
+
+
+# -- several at once
+
+
+def test_two_runs_at_once_share_the_cache_and_the_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = ("check", *functions("works"), *COMPILE, "-q", "--cache-dir", tmp_path / "cache")
+    runs = [Run(*command, "--format", "json", "--output", report, cwd=tmp_path) for _ in range(3)]
+    assert [run.end()[0] for run in runs] == [0, 0, 0]
+    assert json.loads(report.read_text())["programs"][0]["counts"]["HLA002"] == 0
+    assert [run.left for run in runs] == [[], [], []]
+    assert len(list((tmp_path / "cache").rglob("*.zip"))) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "cache"}
