@@ -17,7 +17,7 @@ from pathlib import Path
 from hlo_audit.cache import Cache
 from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
 from hlo_audit.diff import Diff, Side, compare, side_names
-from hlo_audit.dump import AuditStage, ModuleDump, read_dump, read_module, stage_of_file
+from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_module, stage_of_file
 from hlo_audit.errors import HloAuditError, RefusedReshapeError
 from hlo_audit.follow import Kind, identity_of_finding, locate, walk
 from hlo_audit.history import traced
@@ -200,22 +200,13 @@ def _examined(audit: ProgramAudit, dump: ModuleDump, options: RuleOptions) -> Ex
         passes = Passes(dump)
     except HloAuditError as error:
         # What the rules read was fine: this costs the timeline alone.
-        stages = {
+        snapshots: dict[AuditStage, Snapshot | None] = {
             "before_optimizations": dump.before_optimizations,
             "before_layout_assignment": dump.before_layout_assignment,
             "final": dump.final,
         }
-        wanted = {stage for rule in audit.rules for stage in rule.reads} | {"final"}
-        return Examined(
-            audit,
-            {
-                stage: snapshot.read()
-                for stage, snapshot in stages.items()
-                if snapshot is not None and stage in wanted
-            },  # type: ignore[arg-type]  # the keys are stages
-            dump,
-            why_no_passes=error.message,
-        )
+        modules = {stage: one.read() for stage, one in snapshots.items() if one is not None}
+        return Examined(audit, modules, dump, why_no_passes=error.message)
     timeline = make_timeline(passes, audit.rules, DEFAULT_OPCODES, options)
     audit = traced(audit, passes, options)
     lines = tuple(
@@ -297,7 +288,7 @@ def _final(one: Examined) -> Module | None:
     """The final module; of a single file the one that it holds."""
     if one.audit.error is not None or not one.modules:
         return None
-    return one.modules.get("final") or next(reversed(one.modules.values()))
+    return one.modules.get("final") or list(one.modules.values())[-1]
 
 
 def _compared(examined: Sequence[Examined], a: int, b: int) -> Pair:
