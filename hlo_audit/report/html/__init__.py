@@ -50,8 +50,7 @@ def render_html(
     page = page_of(report, examined, pairs, repository)
     scripts = [_asset(name) for name in SCRIPTS]
     styles = [_asset(name) for name in STYLES]
-    markup = _environment()
-    return markup.get_template("page.html.jinja").render(
+    text = _environment().get_template("page.html.jinja").render(
         page=page,
         version=__version__,
         limits=limits,
@@ -61,6 +60,7 @@ def render_html(
         licences=_licences(),
         data=_data_island(page.charts),
     )
+    return str(text)
 
 
 def _environment() -> Environment:
@@ -136,7 +136,7 @@ def _data_island(data: object) -> Any:
     """
     from markupsafe import Markup
 
-    text = json.dumps(_harmless_all(data), ensure_ascii=True, allow_nan=False, separators=",:")
+    text = json.dumps(_harmless_all(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Markup(text)  # all that could be markup has just been taken out

@@ -88,6 +88,13 @@
     });
   }
 
+  function seriesName(series) {
+    const [name, ...title] = series.name.split(" ");
+    const made = element("div", "series-name", name);
+    if (title.length) made.append(element("small", "", title.join(" ")));
+    return made;
+  }
+
   function timelineChart(box, timeline) {
     const label = box.dataset.label;
     const rows = timeline.series.map((series) => ({
@@ -111,7 +118,7 @@
     for (const { series, all } of moving) {
       const row = element("div", "series");
       row.append(
-        element("div", "series-name", series.name),
+        seriesName(series),
         seriesChart(timeline, series, label, all, "count", width),
         seriesChart(timeline, series, label, all, "bytes", width),
       );
@@ -122,7 +129,7 @@
     );
     if (still.length) {
       const names = still.map(({ series }) => series.name).join(", ");
-      parts.push(element("p", "muted", `Never there: ${names}`));
+      parts.push(element("p", "muted", `Never there as an instruction of its own: ${names}`));
     }
     box.replaceChildren(...parts);
   }

@@ -42,7 +42,7 @@ class FindingView:
         anchor: its id in the page.
         numbers: the places of its programs in the report, from 1.
         share: of the cost of the most costly one, 0 to 100.
-        facts: heading and text; all in code.
+        facts: heading, text, and whether it is of the module or the program, as code.
         others: the instructions of the others of its group.
     """
 
@@ -59,7 +59,7 @@ class FindingView:
     share: float | None
     place: str
     introduced: str
-    facts: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str, bool], ...]
     others: tuple[str, ...]
     frames: tuple[Place, ...]
     snippet: Snippet | None
@@ -134,7 +134,7 @@ def finding_view(
         share=share,
         place=cut(str(places[0])) if places else "",
         introduced=brought_by(finding.introduced_by) if finding.introduced_by else "",
-        facts=tuple((name, cut(text)) for name, text in _facts(finding, audit) if text),
+        facts=tuple((name, cut(text), code) for name, text, code in _facts(finding, audit) if text),
         others=tuple(f"%{other.finding.instruction}" for other in group[1:MOST_LISTED]),
         frames=tuple(places[:MOST_FRAMES]),
         snippet=_clipped(reader.snippet(_first_shown(frames, places, repository))),
@@ -181,26 +181,30 @@ def traffic_of(findings: Sequence[Finding]) -> Traffic:
     return total
 
 
-def _facts(finding: Finding, audit: ProgramAudit) -> Iterator[tuple[str, str]]:
-    yield "instruction", f"%{finding.instruction} ({finding.opcode}) in %{finding.computation}"
-    yield "shape", finding.shape
+def _facts(finding: Finding, audit: ProgramAudit) -> Iterator[tuple[str, str, bool]]:
+    where = f"%{finding.instruction} ({finding.opcode}) in %{finding.computation}"
+    yield "instruction", where, True
+    yield "shape", finding.shape, True
     if finding.bytes is not None:
-        yield "size", f"{format_bytes(finding.bytes)} ({finding.bytes:,} bytes) once"
+        yield "size", f"{format_bytes(finding.bytes)} ({finding.bytes:,} bytes) once", False
     if finding.executions is None:
-        yield "runs in a step", "not known: a loop has no constant trip count"
+        yield "runs in a step", "not known: a loop has no constant trip count", False
     elif finding.executions != 1:
         moved = finding.executed_bytes
         size = f", {format_bytes(moved)} a step" if moved else ""
-        yield "runs in a step", f"{finding.executions:,}{size}"
-    yield from _traffic_facts(finding, audit)
+        yield "runs in a step", f"{finding.executions:,}{size}", False
+    for name, text in _traffic_facts(finding, audit):
+        yield name, text, False
     if finding.estimated_cycles is not None:
         cycles = cost_of(finding)[0]
-        yield "estimated cycles", f"{cycles:,} a step{_of_step(cycles, audit)}"
+        yield "estimated cycles", f"{cycles:,} a step{_of_step(cycles, audit)}", False
     for name, value in finding.details.items():
-        if value is not None and not isinstance(value, list | dict) and str(value):
-            yield name.replace("_", " "), str(value)
-    yield "op_name", finding.op_name
-    yield "fingerprint", finding.fingerprint
+        if isinstance(value, int) and name.endswith("bytes"):
+            yield name.replace("_", " "), format_bytes(value), False
+        elif value is not None and not isinstance(value, list | dict):
+            yield name.replace("_", " "), str(value), True
+    yield "op_name", finding.op_name, True
+    yield "fingerprint", finding.fingerprint, True
 
 
 def _traffic_facts(finding: Finding, audit: ProgramAudit) -> Iterator[tuple[str, str]]:

@@ -26,9 +26,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a fix claims of a rule's findings; see :attr:`hlo_audit.rule.LayoutFix.claims`."""
+    """What a fix claims of some rules' findings; see :attr:`hlo_audit.rule.LayoutFix.claims`."""
 
-    rule: str
+    rules: tuple[str, ...]
     clears: tuple[str, ...]
     slower: tuple[str, ...]
     numerics: str
@@ -76,19 +76,21 @@ def fix_views(audits: Sequence[ProgramAudit]) -> Iterator[FixView]:
             fix.model,
             fix.before,
             fix.cost,
-            tuple(_claim(rule, one) for rule, one in known),
+            tuple(_claims(known)),
             tuple(_measured(name, [one for _, one in known], audits)),
             f"hlo-audit prove {fix.model}",
         )
 
 
-def _claim(rule: Rule, fix: LayoutFix) -> Claim:
-    return Claim(
-        f"{rule.code} {rule.slug}",
-        tuple(map(str, fix.clears)),
-        tuple(map(str, fix.slower)),
-        fix.claims.get("Numerics", ""),
-    )
+def _claims(known: Sequence[tuple[Rule, LayoutFix]]) -> Iterator[Claim]:
+    """The rules of which it claims the same, together."""
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[str]] = {}
+    for rule, fix in known:
+        numerics = fix.claims.get("Numerics", "")
+        claim = tuple(map(str, fix.clears)), tuple(map(str, fix.slower)), numerics
+        alike.setdefault(claim, []).append(f"{rule.code} {rule.slug}")
+    for (clears, slower, numerics), rules in alike.items():
+        yield Claim(tuple(rules), clears, slower, numerics)
 
 
 def _measured(
