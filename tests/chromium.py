@@ -131,9 +131,9 @@ class Browser:
         self.evaluate("new Promise(requestAnimationFrame)")  # what is late comes before the answer
         found = []
         for method, parameters in self.events:
-            if method == "Network.requestWillBeSent" and not parameters["request"]["url"].startswith(
-                "file:"
-            ):
+            if method == "Network.requestWillBeSent" and not parameters["request"][
+                "url"
+            ].startswith("file:"):
                 found.append(f"asks for {parameters['request']['url'][:200]}")
             elif method in (
                 "Log.entryAdded",

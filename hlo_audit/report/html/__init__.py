@@ -25,7 +25,7 @@ from hlo_audit.report import Report
 from hlo_audit.report.html import limits
 from hlo_audit.report.html.page import page_of
 from hlo_audit.report.sources import Repository
-from hlo_audit.report.wording import plain
+from hlo_audit.report.wording import clip, plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -50,15 +50,19 @@ def render_html(
     page = page_of(report, examined, pairs, repository)
     scripts = [_asset(name) for name in SCRIPTS]
     styles = [_asset(name) for name in STYLES]
-    text = _environment().get_template("page.html.jinja").render(
-        page=page,
-        version=__version__,
-        limits=limits,
-        scripts=scripts,
-        styles=styles,
-        policy=_policy(scripts, styles),
-        licences=_licences(),
-        data=_data_island(page.charts),
+    text = (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            page=page,
+            version=__version__,
+            limits=limits,
+            scripts=scripts,
+            styles=styles,
+            policy=_policy(scripts, styles),
+            licences=_licences(),
+            data=_data_island(page.charts),
+        )
     )
     return str(text)
 
@@ -79,11 +83,15 @@ def _environment() -> Environment:
 
 
 def _harmless(value: object) -> object:
-    """Spell out what must not stand in a page, in every text that the template puts into it.
+    """Spell out what must not stand in a page, in every text that the template puts into it, and
+    cut what is far too long.
 
-    What the engine takes for markup is of this package alone.
+    What the engine takes for markup is of this package alone; numbers are what they are, and all
+    else is text, whatever its type.
     """
-    return plain(value) if type(value) is str else value
+    if value is None or isinstance(value, int | float) or hasattr(value, "__html__"):
+        return value
+    return plain(clip(str(value), limits.MOST_OF_ANY_TEXT))
 
 
 def _asset(name: str) -> Any:
@@ -136,7 +144,9 @@ def _data_island(data: object) -> Any:
     """
     from markupsafe import Markup
 
-    text = json.dumps(_harmless_all(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        _harmless_all(data), ensure_ascii=True, allow_nan=False, separators=(",", ":")
+    )
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Markup(text)  # all that could be markup has just been taken out
@@ -144,7 +154,7 @@ def _data_island(data: object) -> Any:
 
 def _harmless_all(data: Any) -> Any:
     if isinstance(data, dict):
-        return {plain(key): _harmless_all(value) for key, value in data.items()}
+        return {key: _harmless_all(value) for key, value in data.items()}
     if isinstance(data, list):
         return [_harmless_all(value) for value in data]
-    return plain(data) if isinstance(data, str) else data
+    return _harmless(data)

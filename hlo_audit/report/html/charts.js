@@ -153,7 +153,7 @@
       ]
         .filter(Boolean)
         .join(" · ");
-    const parts = [element("h4", "", "What the warnings take in a step")];
+    const parts = [element("h3", "small-head", "What the warnings take in a step")];
     for (const program of new Set(rows.map((one) => one.program))) {
       const mine = rows.filter((one) => one.program === program);
       const labelWidth = wide.matches ? 260 : 0;

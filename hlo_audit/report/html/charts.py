@@ -8,7 +8,7 @@ from typing import Any
 from hlo_audit.examination import Examined
 from hlo_audit.report import Report
 from hlo_audit.report.html.findings import traffic_of
-from hlo_audit.report.html.limits import MOST_PROGRAMS
+from hlo_audit.report.html.limits import MOST_PROGRAMS, cut
 from hlo_audit.report.wording import (
     cost_of,
 )
@@ -26,7 +26,7 @@ def chart_data(
     ):
         if audit.error is None and one.series:
             timelines[f"passes-{number}"] = {
-                "passes": [line.name for line in one.passes],
+                "passes": [cut(line.name) for line in one.passes],
                 "series": [_chart_series(series) for series in one.series],
             }
     return {"timelines": timelines, "costs": list(_chart_costs(report, rules))}
@@ -42,7 +42,7 @@ def _chart_series(series: Series) -> dict[str, Any]:
         last = now
     title = "" if series.title == series.name else f" {series.title}"
     return {
-        "name": f"{series.name}{title}",
+        "name": cut(f"{series.name}{title}"),
         "rule": series.kind == "rule",
         "points": points,
         "lasting": [[change.position, change.count] for change in series.changes if change.lasting],
@@ -58,7 +58,7 @@ def _chart_costs(report: Report, rules: Mapping[str, Rule]) -> Iterator[dict[str
                 continue
             traffic = traffic_of(mine)
             yield {
-                "program": audit.label,
+                "program": cut(audit.label),
                 "rule": code,
                 "count": len(mine),
                 "cycles": sum(cost_of(finding)[0] for finding in mine),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlo_audit.cost import NO_TRAFFIC, Traffic
 from hlo_audit.examination import Examined, WayStep, finding_key
@@ -133,10 +133,15 @@ def finding_view(
         seconds=f"about {format_seconds(seconds)}" if seconds else "",
         share=share,
         place=cut(str(places[0])) if places else "",
-        introduced=brought_by(finding.introduced_by) if finding.introduced_by else "",
-        facts=tuple((name, cut(text), code) for name, text, code in _facts(finding, audit) if text),
+        introduced=cut(brought_by(finding.introduced_by)) if finding.introduced_by else "",
+        facts=tuple(
+            (cut(name), cut(text), code) for name, text, code in _facts(finding, audit) if text
+        ),
         others=tuple(f"%{other.finding.instruction}" for other in group[1:MOST_LISTED]),
-        frames=tuple(places[:MOST_FRAMES]),
+        frames=tuple(
+            replace(place, path=cut(place.path), function=cut(place.function))
+            for place in places[:MOST_FRAMES]
+        ),
         snippet=_clipped(reader.snippet(_first_shown(frames, places, repository))),
         stage=_STAGES[stage] if stage else "",
         excerpt=excerpt_around(instruction) if instruction else None,

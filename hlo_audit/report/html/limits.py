@@ -26,7 +26,10 @@ MOST_FRAMES = 8
 """Callers of a finding's line."""
 
 MOST_CHARACTERS = 400
-"""Of one text out of a dump."""
+"""Of one text out of a dump, where many may stand."""
+
+MOST_OF_ANY_TEXT = 2_000
+"""Characters of any text that is put into the page, names of programs and errors too."""
 
 
 def cut(text: str) -> str:

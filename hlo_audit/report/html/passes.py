@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hlo_audit.examination import Examined
-from hlo_audit.report.html.limits import MOST_ROWS
+from hlo_audit.report.html.limits import MOST_ROWS, cut
 from hlo_audit.report.wording import (
     format_bytes,
 )
@@ -107,7 +107,7 @@ def _pass_rows(one: Examined) -> Iterator[PassRow]:
         line = one.passes[position]
         changes = tuple(_pass_change(series, change) for series, change in by_position[position])
         number = "" if line.number is None else str(line.number)
-        yield PassRow(number, line.name, changes, any(change.lasting for change in changes))
+        yield PassRow(number, cut(line.name), changes, any(change.lasting for change in changes))
 
 
 def _pass_change(series: Series, change: Change) -> PassChange:
