@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hlo_audit.diff import Diff
-from hlo_audit.examination import Pair, finding_key
+from hlo_audit.examination import FindingKey, Pair, finding_key
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report.diff_wording import (
     NumberRow,
@@ -18,10 +17,8 @@ from hlo_audit.report.diff_wording import (
     summary,
 )
 from hlo_audit.report.hlo_text import short_text
-from hlo_audit.report.html.fixes import fix_anchor
 from hlo_audit.report.html.limits import MOST_LISTED, cut
 from hlo_audit.report.html.overview import target_of
-from hlo_audit.report.sources import Repository
 from hlo_audit.report.wording import (
     clip,
     cost_of,
@@ -45,71 +42,80 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two programs side by side."""
+    """Two programs side by side.
+
+    Attributes:
+        names: tell them apart in a few letters.
+        which: name, and label and target, of each.
+    """
 
     title: str
     names: tuple[str, str]
-    obstacles: tuple[str, ...]
-    notes: tuple[str, ...]
-    identical: bool
-    sentences: tuple[str, ...]
-    partings: tuple[str, ...]
-    fixes: tuple[tuple[str, str, str, str], ...]
-    rows: tuple[NumberRow, ...]
-    sides: tuple[Side, ...]
-    in_both: tuple[tuple[str, str, str], ...]
-    matched: str
-    opcodes: tuple[tuple[str, str, str, str], ...]
-    relaid: tuple[tuple[str, str, str], ...]
-    error: str
+    which: tuple[tuple[str, str], ...]
+    obstacles: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    identical: bool = False
+    sentences: tuple[str, ...] = ()
+    partings: tuple[str, ...] = ()
+    fixes: tuple[tuple[str, str, str], ...] = ()
+    rows: tuple[NumberRow, ...] = ()
+    sides: tuple[Side, ...] = ()
+    in_both: tuple[tuple[str, str, str], ...] = ()
+    matched: str = ""
+    opcodes: tuple[tuple[str, str, str, str], ...] = ()
+    relaid: tuple[tuple[str, str, str], ...] = ()
+    error: str = ""
 
 
 def comparison_of(
-    pair: Pair,
-    audits: Sequence[ProgramAudit],
-    anchors: Mapping[tuple[str, Any], str],
-    repository: Repository,
+    pair: Pair, audits: Sequence[ProgramAudit], anchors: Mapping[tuple[str, FindingKey], str]
 ) -> Comparison:
+    """What the page shows of two programs.
+
+    Args:
+        audits: of all programs, by whose places ``pair`` names its own.
+        anchors: label and finding -> its id in the page.
+    """
     a, b = audits[pair.a], audits[pair.b]
     diff = pair.diff
-    if diff is None:
-        error = str(pair.error) if pair.error else ""
-        names = (a.label, b.label)
-        return Comparison(
-            " against ".join(names), names, (), (), False, (), (), (), (), (), (), "", (), (), error
-        )
-    names = (diff.a.name, diff.b.name)
-    same = a.program == b.program and a.layout == b.layout
+    names = (diff.a.name, diff.b.name) if diff else ("A", "B")
+    which = tuple(
+        (name, f"{one.label} {target_of(one)}".strip())
+        for name, one in zip(names, (a, b), strict=True)
+    )
     title = f"{names[0]} against {names[1]}"
+    if diff is None:
+        return Comparison(title, names, which, error=str(pair.error) if pair.error else "")
+    same = a.program == b.program and a.layout == b.layout
     if same:
         title += f": {' '.join(part for part in (a.program, a.layout, target_of(a)) if part)}"
     shown = bool(diff.rules) and not diff.identical
     return Comparison(
         title=title,
         names=names,
+        which=which,
         obstacles=diff.obstacles,
         notes=diff.notes,
         identical=diff.identical,
         sentences=tuple(map(cut, summary(diff))) if diff.rules else (),
         partings=tuple(parted(diff)) if shown else (),
         fixes=tuple(
-            (fix_anchor(fix.name), fix.name, f"{', '.join(fix.counts)} in {name}", fix.change)
+            (fix.name, f"{', '.join(fix.counts)} in {name}", fix.change)
             for name, fix in fixes(diff)
         )
         if shown
         else (),
         rows=tuple(number_rows(diff)) if diff.rules else (),
-        sides=tuple(_sides(diff, (a, b), anchors, repository)) if shown else (),
+        sides=tuple(_sides(diff, (a, b), anchors)) if shown else (),
         in_both=_briefly([f for one in diff.rules for f in one.in_both], a.label, anchors),
         matched=_matched(diff),
         opcodes=tuple(_opcodes(diff)) if shown else (),
         relaid=tuple(_relaid(diff)) if shown else (),
-        error="",
     )
 
 
 def _briefly(
-    findings: Sequence[Finding], label: str, anchors: Mapping[tuple[str, Any], str]
+    findings: Sequence[Finding], label: str, anchors: Mapping[tuple[str, FindingKey], str]
 ) -> tuple[tuple[str, str, str], ...]:
     """Anchor, rule and text of the warnings, most costly first; ``""`` for one not in the page."""
     found = sorted((f for f in findings if f.severity == "warning"), key=cost_of, reverse=True)
@@ -126,8 +132,7 @@ def _briefly(
 def _sides(
     diff: Diff,
     audits: tuple[ProgramAudit, ProgramAudit],
-    anchors: Mapping[tuple[str, Any], str],
-    repository: Repository,
+    anchors: Mapping[tuple[str, FindingKey], str],
 ) -> Iterator[Side]:
     matching = diff.matching
     for side, audit, only, instructions in (

@@ -38,7 +38,6 @@ class Claim:
 class FixView:
     """A layout fix."""
 
-    anchor: str
     name: str
     change: str
     offered: tuple[tuple[str, str], ...]
@@ -48,10 +47,6 @@ class FixView:
     claims: tuple[Claim, ...]
     measured: tuple[Measured, ...]
     command: str
-
-
-def fix_anchor(name: str) -> str:
-    return f"fix-{name}"
 
 
 def fix_views(audits: Sequence[ProgramAudit]) -> Iterator[FixView]:
@@ -69,7 +64,6 @@ def fix_views(audits: Sequence[ProgramAudit]) -> Iterator[FixView]:
         known = [(rule, fix) for rule in rules.values() for fix in rule.fixes if fix.name == name]
         fix = known[0][1]
         yield FixView(
-            fix_anchor(name),
             name,
             changes[name],
             tuple(offered[name]),

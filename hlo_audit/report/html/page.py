@@ -110,9 +110,7 @@ def page_of(
         )
         if audit.error is None
     )
-    compared = [
-        comparison_of(pair, report.programs, anchors, repository) for pair in pairs[:MOST_PAIRS]
-    ]
+    compared = [comparison_of(pair, report.programs, anchors) for pair in pairs[:MOST_PAIRS]]
     return Page(
         title=f"hlo-audit: {headline(report)}",
         verdict=verdict(report, rules),
