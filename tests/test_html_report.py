@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -938,12 +937,3 @@ def test_text_and_drawings_can_be_told_from_their_ground(scheme: str) -> None:
     assert _contrast(colours["text"], colours["bar-ground"]) >= 4.5
     for ground in ("ground", "surface", "bar-ground", "area"):
         assert _contrast(colours["bar"], colours[ground]) >= 3, ground
-
-
-def test_rendering_takes_its_time_from_what_it_shows(both: list[Path]) -> None:
-    """All but the reading: a page of two dumps is put together in a fraction of a second."""
-    examined, pairs = _examined(both)
-    report = Report([one.audit for one in examined], Gate(), {})
-    started = time.process_time()
-    render_html(report, examined, pairs, Repository(TOP))
-    assert time.process_time() - started < 5
