@@ -87,6 +87,7 @@ def report(
     elsewhere = OutputOptions(formats=(), outputs=(), verbose=False)  # the page alone is written
     asked = read_asked(config, gate, elsewhere, applied=applied.rules, quiet=how.quiet)
     subjects = plan(programs, how, config)
+    asked.compared.refuse(subjects)
     asked.refuse_overwriting(programs, output)
     cache = cache_of(how)
     with progress_of(subjects, how) as on_compiled:
