@@ -205,7 +205,7 @@ def diff_subjects(
             else:
                 path = subject.path
             sides.append(_read_side(subject.label, path, rules, options or {}, module))
-        names = _names([side.audit for side in sides])
+        names = side_names(*(side.audit for side in sides))
         a, b = (
             Side(name, side.audit, side.module, side.dump)
             for name, side in zip(names, sides, strict=True)
@@ -263,9 +263,8 @@ def _chosen(folder: Path, name: str | None) -> ModuleDump:
     return modules[0]
 
 
-def _names(audits: Sequence[ProgramAudit]) -> tuple[str, str]:
+def side_names(a: ProgramAudit, b: ProgramAudit) -> tuple[str, str]:
     """The mode, layout or topology of each, whichever tells them apart; else A and B."""
-    a, b = audits
     for one, other in ((a.mode, b.mode), (a.layout, b.layout), (a.topology, b.topology)):
         if one and other and one != other:
             return one, other

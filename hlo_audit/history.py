@@ -122,7 +122,7 @@ def _history(
     except HloAuditError as error:
         return History(replace(audit, error=error))
     timeline = make_timeline(passes, audit.rules, opcodes, options)
-    return History(_traced(audit, passes, options), timeline)
+    return History(traced(audit, passes, options), timeline)
 
 
 # -- for an audit alone
@@ -147,10 +147,11 @@ def trace_recorded(
 def _trace(audit: ProgramAudit, module: ModuleDump, options: RuleOptions) -> ProgramAudit:
     if not audit.findings or not module.passes:
         return audit
-    return _traced(audit, Passes(module), options)
+    return traced(audit, Passes(module), options)
 
 
-def _traced(audit: ProgramAudit, passes: Passes, options: RuleOptions) -> ProgramAudit:
+def traced(audit: ProgramAudit, passes: Passes, options: RuleOptions) -> ProgramAudit:
+    """Give each finding the pass that brought it."""
     provenance = Provenance(passes, audit.rules, options)
     return replace(
         audit,

@@ -190,12 +190,19 @@ def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> l
             )
             for module in read_dump(path).modules
         ]
-    module = read_module(path)
+    return [audit_single(path, read_module(path), rules, options)]
+
+
+def audit_single(
+    path: Path, module: Module, rules: Sequence[Rule], options: RuleOptions
+) -> ProgramAudit:
+    """Audit the module that was read from the file ``path``; the rules that read a snapshot which
+    it is not are skipped."""
     stage = stage_of_file(path, module)
     readers: dict[AuditStage, Callable[[], Module]] = {stage: lambda: module} if stage else {}
     files = {stage: path} if stage else {}
     subject = ProgramAudit(str(path), module=module.name, files=files)
-    return [_audit(subject, readers, rules, options)]
+    return _audit(subject, readers, rules, options)
 
 
 def audit_final(

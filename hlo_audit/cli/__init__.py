@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from hlo_audit._version import __version__
-from hlo_audit.cli import cache, check, diff, listings, lower, merge, passes, prove, setup
+from hlo_audit.cli import cache, check, diff, listings, lower, merge, passes, prove, report, setup
 from hlo_audit.cli.output import complain, drop_output
 from hlo_audit.errors import HloAuditError
 
@@ -83,6 +83,7 @@ for _command in (
     cache.cache,
     prove.prove,
     diff.diff,
+    report.report,
     setup.init,
     setup.doctor,
 ):

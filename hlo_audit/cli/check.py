@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from hlo_audit.cli.applied import read_applied
 from hlo_audit.cli.compared import suppressor_of
 from hlo_audit.cli.judged import Asked, conclude, read_asked
 from hlo_audit.cli.options import (
     GateOptions,
     How,
     OutputOptions,
+    RuleChoice,
     cache_of,
     completes,
     progress_of,
-    read_count,
-    read_pairs,
     takes_config,
     takes_gate,
     takes_how,
     takes_outputs,
+    takes_rule_choice,
 )
 from hlo_audit.cli.planned import is_narrowed, plan
 from hlo_audit.errors import UsageError
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     from hlo_audit.config import Config
     from hlo_audit.program import Subject
-    from hlo_audit.program_audit import ProgramAudit, RuleOptions
-    from hlo_audit.rule import Rule
+    from hlo_audit.program_audit import ProgramAudit
     from hlo_audit.shard import Part, Shard
 
 
@@ -48,28 +47,7 @@ if TYPE_CHECKING:
     shell_complete=completes("programs", files=True),
 )
 @takes_how
-@click.option(
-    "--select",
-    multiple=True,
-    metavar="RULE",
-    shell_complete=completes("rules"),
-    help="Apply this rule; may be repeated.",
-)
-@click.option(
-    "--ignore",
-    multiple=True,
-    metavar="RULE",
-    shell_complete=completes("rules"),
-    help="Leave it out; may be repeated.",
-)
-@click.option(
-    "--rule-option",
-    "rule_options",
-    multiple=True,
-    metavar="RULE.NAME=N",
-    shell_complete=completes("rule_options"),
-    help="Set a threshold, such as relayout-copy.min_bytes=0; may be repeated.",
-)
+@takes_rule_choice
 @takes_gate(
     against="REV|PATH",
     help="Fail on findings that are not in this git revision of the programs, or in this dump or "
@@ -101,9 +79,7 @@ if TYPE_CHECKING:
 def check(
     programs: tuple[str, ...],
     how: How,
-    select: tuple[str, ...],
-    ignore: tuple[str, ...],
-    rule_options: tuple[str, ...],
+    choice: RuleChoice,
     introduced_by: bool,
     config: Config,
     shard_text: str | None,
@@ -118,9 +94,7 @@ def check(
     their layouts. These are held against the counts that this version knows of them, unless there
     is a baseline or a budget; other programs without one are only reported.
     """
-    from hlo_audit.program_audit import tell_apart
     from hlo_audit.report import ShardRecord, environment
-    from hlo_audit.rule import select_rules
     from hlo_audit.rules import ALL_RULES
     from hlo_audit.run import audit_each
     from hlo_audit.shard import parse_shard
@@ -129,13 +103,8 @@ def check(
         raise UsageError("--dask is empty", hint="is a variable not set?")
     if dask is not None and how.jobs is not None:
         raise UsageError("--jobs is for this machine", hint="the workers of dask have threads")
-    rules = select_rules(
-        ALL_RULES, select or config.select, ignore or (() if select else config.ignore)
-    )
-    if not rules:
-        raise UsageError("no rule is left to apply", hint="--select and --ignore exclude all")
-    options = _over(config.options, _read_rule_options(rule_options, ALL_RULES))
-    asked = read_asked(config, gate, shown, applied=rules, quiet=how.quiet)
+    applied = read_applied(config, choice)
+    asked = read_asked(config, gate, shown, applied=applied.rules, quiet=how.quiet)
     if dask is not None and asked.compared.revision is not None:
         raise UsageError(
             f"--against {gate.against}: the workers of dask do not have the code of a revision",
@@ -149,7 +118,12 @@ def check(
     part: Part | None = None
     if shard_text is not None:
         ignored = [[program.name, sorted(program.ignore)] for program in config.programs]
-        audited_for = [[rule.code for rule in rules], options, ignored, introduced_by]
+        audited_for = [
+            [rule.code for rule in applied.rules],
+            applied.options,
+            ignored,
+            introduced_by,
+        ]
         part = _part_of(subjects, parse_shard(shard_text), timings, audited_for, asked)
         subjects = [subjects[position] for position in part.positions]
     elif timings is not None:
@@ -161,8 +135,8 @@ def check(
         with progress_of(subjects, how) as on_compiled, _executor_of(dask, subjects) as executor:
             groups = audit_each(
                 subjects,
-                rules,
-                options,
+                applied.rules,
+                applied.options,
                 jobs=how.jobs,
                 timeout_seconds=how.timeout_seconds,
                 cache=cache,
@@ -170,8 +144,8 @@ def check(
                 introduced_by=introduced_by,
                 executor=executor,
             )
-        apart = iter(tell_apart([one for group in groups for one in group]))
-        return [[_without_ignored(next(apart), config) for _ in group] for group in groups]
+        named = iter(applied.named([one for group in groups for one in group]))
+        return [[next(named) for _ in group] for group in groups]
 
     def audit_others(subjects: Sequence[Subject]) -> list[ProgramAudit]:
         return [one for group in audit(subjects) for one in group]
@@ -248,37 +222,3 @@ def _part_of(
         text = f"{mine} of {all_} programs" if mine else f"nothing to do: it has none of {all_}"
         click.echo(f"shard {shard}: {text}", err=True)
     return part
-
-
-def _without_ignored(audit: ProgramAudit, config: Config) -> ProgramAudit:
-    """The audit without the rules that the config does not apply to this program."""
-    program = config.program(audit.program)
-    if program is None or not program.ignore:
-        return audit
-    return replace(
-        audit,
-        rules=tuple(rule for rule in audit.rules if rule.code not in program.ignore),
-        findings=tuple(one for one in audit.findings if one.rule not in program.ignore),
-        skipped={code: why for code, why in audit.skipped.items() if code not in program.ignore},
-    )
-
-
-def _over(options: RuleOptions, by: RuleOptions) -> RuleOptions:
-    return {
-        code: {**options.get(code, {}), **by.get(code, {})}
-        for code in dict.fromkeys((*options, *by))
-    }
-
-
-def _read_rule_options(texts: Sequence[str], rules: Sequence[Rule]) -> RuleOptions:
-    from hlo_audit.errors import unknown_name
-    from hlo_audit.rule import find_rule
-
-    options: dict[str, dict[str, int]] = {}
-    for path, value in read_pairs("--rule-option", texts).items():
-        rule_name, dot, name = path.partition(".")
-        rule = find_rule(rules, rule_name)
-        if not dot or name not in rule.options:
-            raise unknown_name(f"option of {rule.slug}", name, rule.options or ["(it has none)"])
-        options.setdefault(rule.code, {})[name] = read_count("--rule-option", path, value)
-    return options

@@ -46,18 +46,21 @@ class Asked:
     show_all: bool
     quiet: bool
 
-    def refuse_overwriting(self, names: Sequence[str]) -> None:
+    def refuse_overwriting(self, names: Sequence[str], output: Path | None = None) -> None:
         """Refuse to write a report over what is read.
 
         Args:
             names: of the programs or files that are read.
+            output: what is written beside the destinations.
 
         Raises:
             UsageError: names the file.
         """
         paths = (self.compared.baseline_path, self.config.path)
         inputs = [*names, *(str(path) for path in paths if path)]
-        for path in (one.path for one in self.destinations if one.path):
+        for path in (output, *(one.path for one in self.destinations)):
+            if path is None:
+                continue
             if any(_is_input(path, name) for name in inputs):
                 raise UsageError(f"{path} is what is read", hint="write the report to another file")
 
@@ -124,7 +127,32 @@ def conclude(
     all_there: bool,
     shard: ShardRecord | None = None,
 ) -> NoReturn:
-    """Judge, write the reports, and exit.
+    """Judge, write the reports, and exit; the arguments are those of :func:`judged`."""
+    report = judged(
+        asked,
+        audits,
+        environment,
+        comparison=comparison,
+        suppressions=suppressions,
+        all_there=all_there,
+        shard=shard,
+    )
+    exit_code = exit_code_of(asked, report)
+    _render(report, asked.destinations, show_all=asked.show_all, exit_code=exit_code)
+    sys.exit(exit_code)
+
+
+def judged(
+    asked: Asked,
+    audits: Sequence[ProgramAudit],
+    environment: Mapping[str, str | None],
+    *,
+    comparison: Comparison | None,
+    suppressions: Sequence[Use],
+    all_there: bool,
+    shard: ShardRecord | None = None,
+) -> Report:
+    """Hold audits against the gate, and say on standard error which programs have none.
 
     Args:
         audits: with their variants, less what is suppressed.
@@ -147,9 +175,13 @@ def conclude(
     errors = {str(audit.error): audit.error for audit in audits if audit.error is not None}
     for error in errors.values():
         complain(error)
-    exit_code = 0 if asked.exit_zero and not errors else report.exit_code
-    _render(report, asked.destinations, show_all=asked.show_all, exit_code=exit_code)
-    sys.exit(exit_code)
+    return report
+
+
+def exit_code_of(asked: Asked, report: Report) -> int:
+    """That of the report; with ``--exit-zero`` a gate that failed is none."""
+    failed = any(audit.error is not None for audit in report.programs)
+    return 0 if asked.exit_zero and not failed else report.exit_code
 
 
 def _read_budgets(texts: Sequence[str], rules: Sequence[Rule]) -> tuple[Budget, ...]:

@@ -243,6 +243,39 @@ class OutputOptions:
     verbose: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class RuleChoice:
+    """The options that say which rules are applied, and how; as on the command line."""
+
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    rule_options: tuple[str, ...]
+
+
+_RULE_OPTIONS = (
+    click.option(
+        "--select",
+        multiple=True,
+        metavar="RULE",
+        shell_complete=completes("rules"),
+        help="Apply this rule; may be repeated.",
+    ),
+    click.option(
+        "--ignore",
+        multiple=True,
+        metavar="RULE",
+        shell_complete=completes("rules"),
+        help="Leave it out; may be repeated.",
+    ),
+    click.option(
+        "--rule-option",
+        "rule_options",
+        multiple=True,
+        metavar="RULE.NAME=N",
+        shell_complete=completes("rule_options"),
+        help="Set a threshold, such as relayout-copy.min_bytes=0; may be repeated.",
+    ),
+)
 _BASELINE_OPTIONS = (
     click.option(
         "--max",
@@ -290,6 +323,11 @@ _OUTPUT_OPTIONS = (
 )
 
 
+def takes_rule_choice(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of :class:`RuleChoice`, as its argument ``choice``."""
+    return _takes(RuleChoice, "choice", _RULE_OPTIONS)(command)
+
+
 def takes_gate(*, against: str, help: str) -> Callable[..., Callable[..., None]]:
     """Give a command the options of :class:`GateOptions`, as its argument ``gate``.
 
@@ -307,7 +345,9 @@ def takes_outputs(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _takes(
-    kind: type[GateOptions | OutputOptions], name: str, options: Sequence[Callable[..., Any]]
+    kind: type[GateOptions | OutputOptions | RuleChoice],
+    name: str,
+    options: Sequence[Callable[..., Any]],
 ) -> Callable[..., Callable[..., None]]:
     """Give a command options, and what is given of them in one argument called ``name``."""
 

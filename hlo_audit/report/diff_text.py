@@ -10,11 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from hlo_audit._version import __version__
-from hlo_audit.diff import Both, Diff, EntryRow, Side
-from hlo_audit.hlo import Instruction, Shape
+from hlo_audit.diff import Diff, EntryRow, Side
+from hlo_audit.hlo import Instruction
 from hlo_audit.matching import Pair
-from hlo_audit.parting import BULK_BYTES
-from hlo_audit.report.diff_wording import exact_bytes, fixes, format_seconds, parted, summary
+from hlo_audit.report.diff_wording import (
+    fixes,
+    format_seconds,
+    largest,
+    number_rows,
+    parted,
+    stored,
+    summary,
+)
 from hlo_audit.report.located import located
 from hlo_audit.report.text import Indented
 from hlo_audit.report.wording import clip, cost_of, format_cost, plain
@@ -88,35 +95,10 @@ def _numbers(diff: Diff) -> Table:
     for side in (diff.a, diff.b):
         table.add_column(plain(side.name), justify="right", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
-    cost = [side.audit.cost for side in (diff.a, diff.b)]
-    if cost[0] or cost[1]:
-        _row(table, "est. cycles", Both(*(one.estimated_cycles if one else None for one in cost)))
-    for rule in diff.rules:
-        _row(table, f"{rule.rule.code} {rule.rule.slug}", rule.counts)
-        if rule.bytes.a or rule.bytes.b:
-            _row(table, "  bytes", rule.bytes, as_bytes=True)
-    for place, (a, b) in diff.copies.items():
-        moved = Both(a.traffic.hbm_bytes, b.traffic.hbm_bytes)
-        _row(table, f"HBM, {place} relayouts", moved, as_bytes=True)
-    for kind, (a, b) in diff.collectives.items():
-        _row(table, kind, Both(a.count, b.count))
-        _row(table, "  wire", Both(a.traffic.wire_bytes, b.traffic.wire_bytes), as_bytes=True)
-        padding = [one.traffic.moved_bytes - one.traffic.asked_bytes for one in (a, b)]
-        if max(padding) >= BULK_BYTES:
-            _row(table, "  padding", Both(*padding), as_bytes=True)
+    for row in number_rows(diff):
+        change = Text(row.change, style="red" if row.worse else "green")
+        table.add_row(row.name, row.a, row.b, change)
     return table
-
-
-def _row(table: Table, name: str, both: Both, *, as_bytes: bool = False) -> None:
-    def form(value: int | None) -> str:
-        if value is None:
-            return "-"
-        return exact_bytes(value) if as_bytes else f"{value:,}"
-
-    change = both.difference
-    text = "" if not change else f"{'+' if change > 0 else ''}{form(change)}"
-    style = "red" if change and change > 0 else "green"
-    table.add_row(name, form(both.a), form(both.b), Text(text, style=style))
 
 
 # -- the lists
@@ -154,7 +136,7 @@ def _finding(side: Side, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _entry(diff: Diff) -> Iterator[RenderableType]:
-    rows = [row for row in diff.entry if _stored(row.a) != _stored(row.b)]
+    rows = [row for row in diff.entry if stored(row.a) != stored(row.b)]
     if not rows:
         yield Text()
         yield _dim(f"entry: {len(diff.entry)} parameters and results, in the same layouts")
@@ -168,12 +150,8 @@ def _entry(diff: Diff) -> Iterator[RenderableType]:
 
 def _entry_row(row: EntryRow) -> Indented:
     name = f"{row.kind} {clip(plain(row.name), _NAME_WIDTH) or '?'}"
-    text = f"- {name}: {_stored(row.a) or 'not there'} | {_stored(row.b) or 'not there'}"
+    text = f"- {name}: {stored(row.a) or 'not there'} | {stored(row.b) or 'not there'}"
     return Indented(Text(plain(text)), 2, hanging=2)
-
-
-def _stored(shape: Shape | None) -> str:
-    return "" if shape is None else str(shape)
 
 
 def _instructions(diff: Diff) -> Iterator[RenderableType]:
@@ -196,10 +174,7 @@ def _instructions(diff: Diff) -> Iterator[RenderableType]:
     for title, pairs in (("other shape", matching.reshaped), ("other layout", matching.relaid)):
         yield from _pairs(title, pairs)
     for side, only in ((diff.a, matching.only_a), (diff.b, matching.only_b)):
-        big = sorted(
-            (one for one in only if one.opcode not in _PLUMBING),
-            key=lambda one: -one.shape.logical_bytes,
-        )
+        big = largest(only)
         if big:
             yield Indented(Text(f"only in {plain(side.name)}, the largest first:"), 2)
         for one in big[:MOST_LISTED]:
@@ -207,16 +182,9 @@ def _instructions(diff: Diff) -> Iterator[RenderableType]:
         yield from _rest(len(big), by=4)
 
 
-_PLUMBING = frozenset(
-    ("bitcast", "constant", "get-tuple-element", "parameter", "partition-id", "tuple")
-)
-
-
 def _pairs(title: str, pairs: Sequence[Pair]) -> Iterator[RenderableType]:
-    big = sorted(
-        (pair for pair in pairs if pair.a.opcode not in _PLUMBING),
-        key=lambda pair: -pair.a.shape.logical_bytes,
-    )
+    of = {pair.a: pair for pair in pairs}
+    big = [of[one] for one in largest(list(of))]
     if not big:
         return
     yield Indented(Text(f"matched, {title}: {len(big)}"), 2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from hlo_audit.cost import Hardware
-from hlo_audit.diff import Diff
-from hlo_audit.parting import Bulk, Parting
+from hlo_audit.diff import Both, Diff
+from hlo_audit.hlo import Instruction, Shape
+from hlo_audit.parting import BULK_BYTES, Bulk, Parting
 from hlo_audit.report.listed import OfferedFix, offered_fixes
 
 _PLACES = {
@@ -17,6 +18,10 @@ _PLACES = {
     "fused": "relayout {} inside fusions",
 }
 _MOST_BULK = 3
+
+_PLUMBING = frozenset(
+    ("bitcast", "constant", "get-tuple-element", "parameter", "partition-id", "tuple")
+)
 
 
 def summary(diff: Diff) -> list[str]:
@@ -141,6 +146,55 @@ def _cycles(diff: Diff) -> str:
     return f"the compiler estimates {b:,} cycles for {diff.b.name}, {a:,} for {diff.a.name}{share}"
 
 
+@dataclass(frozen=True)
+class NumberRow:
+    """A number of both sides, as text.
+
+    Attributes:
+        name: of what.
+        change: with its sign; ``""`` for none.
+        worse: whether it is more than before.
+    """
+
+    name: str
+    a: str
+    b: str
+    change: str
+    worse: bool
+
+
+def number_rows(diff: Diff) -> Iterator[NumberRow]:
+    """The estimated cycles, the rules, what is copied and what is sent, on both sides."""
+    cost = [side.audit.cost for side in (diff.a, diff.b)]
+    if cost[0] or cost[1]:
+        yield _row("est. cycles", Both(*(one.estimated_cycles if one else None for one in cost)))
+    for rule in diff.rules:
+        yield _row(f"{rule.rule.code} {rule.rule.slug}", rule.counts)
+        if rule.bytes.a or rule.bytes.b:
+            yield _row("  bytes", rule.bytes, as_bytes=True)
+    for place, (a, b) in diff.copies.items():
+        moved = Both(a.traffic.hbm_bytes, b.traffic.hbm_bytes)
+        yield _row(f"HBM, {place} relayouts", moved, as_bytes=True)
+    for kind, (a, b) in diff.collectives.items():
+        yield _row(kind, Both(a.count, b.count))
+        wire = Both(a.traffic.wire_bytes, b.traffic.wire_bytes)
+        yield _row("  wire", wire, as_bytes=True)
+        padding = [one.traffic.moved_bytes - one.traffic.asked_bytes for one in (a, b)]
+        if max(padding) >= BULK_BYTES:
+            yield _row("  padding", Both(*padding), as_bytes=True)
+
+
+def _row(name: str, both: Both, *, as_bytes: bool = False) -> NumberRow:
+    def form(value: int | None) -> str:
+        if value is None:
+            return "-"
+        return exact_bytes(value) if as_bytes else f"{value:,}"
+
+    change = both.difference or 0
+    text = f"{'+' if change > 0 else ''}{form(change)}" if change else ""
+    return NumberRow(name, form(both.a), form(both.b), text, change > 0)
+
+
 def parted(diff: Diff) -> list[str]:
     """Where they part ways, a sentence for each place."""
     if not diff.partings:
@@ -192,3 +246,16 @@ def fixes(diff: Diff) -> list[tuple[str, OfferedFix]]:
 
 def _findings_of(fix: OfferedFix) -> int:
     return sum(int(count.partition(" ")[0]) for count in fix.counts)
+
+
+def stored(shape: Shape | None) -> str:
+    """Shape and layout of an entry row; ``""`` where a side has none."""
+    return "" if shape is None else str(shape)
+
+
+def largest(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """Those that do something, the largest result first."""
+    return sorted(
+        (one for one in instructions if one.opcode not in _PLUMBING),
+        key=lambda one: -one.shape.logical_bytes,
+    )

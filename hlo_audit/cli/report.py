@@ -1,0 +1,136 @@
+"""``hlo-audit report``: one HTML page that shows all there is to see of some programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hlo_audit.cli.applied import read_applied
+from hlo_audit.cli.compared import suppressor_of
+from hlo_audit.cli.judged import exit_code_of, judged, read_asked
+from hlo_audit.cli.options import (
+    GateOptions,
+    How,
+    OutputOptions,
+    RuleChoice,
+    cache_of,
+    completes,
+    progress_of,
+    takes_config,
+    takes_gate,
+    takes_how,
+    takes_rule_choice,
+)
+from hlo_audit.cli.output import put
+from hlo_audit.cli.planned import is_narrowed, plan
+from hlo_audit.errors import UsageError
+
+if TYPE_CHECKING:
+    from hlo_audit.config import Config
+    from hlo_audit.program import Subject
+    from hlo_audit.program_audit import ProgramAudit
+
+
+@click.command()
+@click.argument(
+    "programs",
+    nargs=-1,
+    metavar="[PROGRAM]...",
+    shell_complete=completes("programs", files=True),
+)
+@takes_how
+@takes_rule_choice
+@takes_gate(
+    against="REV|PATH",
+    help="Fail on findings that are not in this git revision of the programs, or in this dump or "
+    "JSON report.",
+)
+@takes_config
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the page to this file.  [default: standard output, where that is no terminal]",
+)
+def report(
+    programs: tuple[str, ...],
+    how: How,
+    choice: RuleChoice,
+    gate: GateOptions,
+    config: Config,
+    output: Path | None,
+) -> None:
+    """Write one HTML page about programs, to look at and to pass on.
+
+    It holds the verdict, the findings with their source lines and HLO, the counts from pass to
+    pass, the auto and the explicit mode of each program side by side, entry layouts, and the fixes.
+    It needs no network and no other file, and says what it leaves out.
+
+    Programs, rules, and what they are held against are those of "hlo-audit check", with the same
+    exit codes. Two programs alone are compared, whatever they are.
+    """
+    from hlo_audit.examination import examine_subjects
+    from hlo_audit.report import environment
+    from hlo_audit.report.html import render_html
+    from hlo_audit.report.sources import Repository
+    from hlo_audit.report.text import verdict
+    from hlo_audit.rules import ALL_RULES
+    from hlo_audit.run import audit_subjects
+
+    if output is None and sys.stdout.isatty():
+        raise UsageError("a page is not for a terminal", hint="write it to a file: -o report.html")
+    applied = read_applied(config, choice)
+    elsewhere = OutputOptions(formats=(), outputs=(), verbose=False)  # the page alone is written
+    asked = read_asked(config, gate, elsewhere, applied=applied.rules, quiet=how.quiet)
+    subjects = plan(programs, how, config)
+    asked.compared.refuse(subjects)
+    asked.refuse_overwriting(programs, output)
+    cache = cache_of(how)
+    with progress_of(subjects, how) as on_compiled:
+        examined, pairs = examine_subjects(
+            subjects,
+            applied.rules,
+            applied.options,
+            jobs=how.jobs,
+            timeout_seconds=how.timeout_seconds,
+            cache=cache,
+            on_compiled=on_compiled,
+        )
+
+    def audit(subjects: Sequence[Subject]) -> list[ProgramAudit]:
+        with progress_of(subjects, how) as on_compiled:
+            audits = audit_subjects(
+                subjects,
+                applied.rules,
+                applied.options,
+                jobs=how.jobs,
+                timeout_seconds=how.timeout_seconds,
+                cache=cache,
+                on_compiled=on_compiled,
+            )
+        return applied.named(audits)
+
+    narrowed = is_narrowed(how)
+    suppressor = suppressor_of(config, ALL_RULES, Path.cwd())
+    audits = suppressor.apply(applied.named([one.audit for one in examined]))
+    comparison = asked.compared.against(
+        audits, subjects, audit, whole=not programs and not narrowed, quiet=how.quiet
+    )
+    all_there = not narrowed and (not programs or not config.programs)
+    found = judged(
+        asked,
+        audits,
+        environment(),
+        comparison=comparison,
+        suppressions=suppressor.uses(audits, whole=all_there),
+        all_there=all_there,
+    )
+    if any(one.error is None for one in audits):  # else the errors have said it all
+        put(render_html(found, examined, pairs, Repository.around(Path.cwd())), output)
+    if output is not None and not found.gate.passed:
+        click.echo(verdict(found).plain, err=True)
+    sys.exit(exit_code_of(asked, found))

@@ -1,0 +1,165 @@
+"""The verdict, the programs, and what they were made with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hlo_audit.program_audit import ProgramAudit
+from hlo_audit.report import Report
+from hlo_audit.report.diff_wording import (
+    format_seconds,
+)
+from hlo_audit.report.wording import (
+    cost_of,
+    format_bytes,
+    format_cost,
+    format_difference,
+    format_limit,
+    headline,
+    not_audited,
+)
+from hlo_audit.rule import Rule
+
+Status = Literal["passed", "failed", "none"]
+
+
+@dataclass(frozen=True)
+class Count:
+    """A rule in a program: ``warnings`` and ``notes``, or why it was not counted."""
+
+    warnings: int
+    notes: int
+    bytes: str
+    breaks: bool
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class ProgramRow:
+    """A program of the overview.
+
+    Attributes:
+        share: of the most cycles that any of them has, 0 to 100; ``None`` where not estimated.
+        seconds: the cycles as time; ``""`` where the clock is not known.
+    """
+
+    label: str
+    target: str
+    module: str
+    settings: str
+    cycles: str
+    share: float | None
+    seconds: str
+    counts: tuple[Count, ...]
+    cost: str
+    error: str
+    log: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What is off in the gate, as a row."""
+
+    program: str
+    rule: str
+    known: str
+    found: str
+    difference: str
+    remark: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict and why."""
+
+    status: Status
+    text: str
+    known_heading: str
+    violations: tuple[Difference, ...]
+    notices: tuple[tuple[bool, str], ...]
+    failed: str
+
+
+def verdict(report: Report, rules: Mapping[str, Rule]) -> Verdict:
+    gate = report.gate
+    failed = not_audited(report)
+    status: Status = "failed" if failed or not gate.passed else "passed" if gate.held else "none"
+    violations = [
+        Difference(
+            one.program,
+            f"{one.rule} {rules[one.rule].slug if one.rule in rules else ''}".strip(),
+            ("at most " if one.against == "budget" else "") + format_limit(one, one.limit),
+            format_limit(one, one.count),
+            format_difference(one),
+            one.remark,
+        )
+        for one in gate.violations
+    ]
+    notices = tuple((notice.fails, notice.message) for notice in gate.notices)
+    known = "allowed" if gate.against == "budget" else gate.against
+    return Verdict(status, headline(report), known, tuple(violations), notices, failed)
+
+
+def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:
+    most = max((audit.cost.estimated_cycles for audit in report.programs if audit.cost), default=0)
+    broken = {(one.program, one.rule) for one in report.gate.violations}
+    for audit in report.programs:
+        cycles = audit.cost.estimated_cycles if audit.cost else None
+        seconds = audit.cost.seconds(audit.hardware) if audit.cost else None
+        findings = [finding for finding in audit.findings if finding.severity == "warning"]
+        settings = {**audit.settings, **{f"--xla-flag {k}": v for k, v in audit.xla_flags.items()}}
+        mesh = ",".join(f"{axis}={size}" for axis, size in audit.mesh.items())
+        said = [f"mesh {mesh}"] if mesh else []
+        yield ProgramRow(
+            label=audit.label,
+            target=target_of(audit),
+            module=audit.module or "",
+            settings="  ".join([*said, *(f"{name}={value}" for name, value in settings.items())]),
+            cycles="" if cycles is None else f"{cycles:,}",
+            share=None if cycles is None else share_of(cycles, most),
+            seconds="" if not seconds else f"about {format_seconds(seconds)}",
+            counts=tuple(_count(audit, code, (audit.label, code) in broken) for code in codes),
+            cost=format_cost(findings) if findings else "",
+            error="" if audit.error is None else str(audit.error),
+            log=() if audit.error is None else tuple(audit.error.log),
+        )
+
+
+def share_of(value: float, most: float) -> float:
+    return round(100 * value / most, 1) if most > 0 else 0.0
+
+
+def _count(audit: ProgramAudit, code: str, breaks: bool) -> Count:
+    if audit.error is not None:
+        return Count(0, 0, "", False, "not audited")
+    if code not in audit.counts:
+        return Count(0, 0, "", False, "not applied")
+    if audit.counts[code] is None:
+        return Count(0, 0, "", breaks, f"not counted: {audit.skipped.get(code, '')}")
+    mine = [finding for finding in audit.findings if finding.rule == code]
+    warnings = [finding for finding in mine if finding.severity == "warning"]
+    moved = sum(cost_of(finding)[1] for finding in warnings)
+    size = format_bytes(moved) if moved else ""
+    return Count(len(warnings), len(mine) - len(warnings), size, breaks)
+
+
+def versions_of(report: Report) -> tuple[tuple[str, str], ...]:
+    """What the programs were compiled with, where all say the same; nothing of this machine, so
+    that a report of a dump is the same wherever it is made."""
+    compiled_with = {tuple(audit.versions.items()) for audit in report.programs if audit.versions}
+    if len(compiled_with) != 1:
+        return ()
+    return tuple((name, version) for name, version in compiled_with.pop() if version)
+
+
+def rules_of(audits: Sequence[ProgramAudit]) -> dict[str, Rule]:
+    """The rules that were applied, by code."""
+    found = {rule.code: rule for audit in audits for rule in audit.rules}
+    return {code: found[code] for code in sorted(found)}
+
+
+def target_of(audit: ProgramAudit) -> str:
+    """The chips that a program is for, or what else is known of them."""
+    return audit.topology or audit.platform or ""

@@ -1,0 +1,124 @@
+"""The counts of a program through its passes, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hlo_audit.examination import Examined
+from hlo_audit.report.html.limits import MOST_ROWS, cut
+from hlo_audit.report.wording import (
+    format_bytes,
+)
+from hlo_audit.timeline import Change, Series
+
+
+@dataclass(frozen=True)
+class SeriesRow:
+    """What was counted, in numbers; the texts are ``-`` where nothing was counted."""
+
+    name: str
+    title: str
+    counts: str
+    first: str
+    most: str
+    last: str
+    bytes: str
+
+
+@dataclass(frozen=True)
+class PassChange:
+    """What one pass does to one count."""
+
+    name: str
+    by: str
+    after: str
+    bytes: str
+    more: bool
+    lasting: bool
+
+
+@dataclass(frozen=True)
+class PassRow:
+    """A pass that changes a count."""
+
+    number: str
+    name: str
+    changes: tuple[PassChange, ...]
+    lasting: bool
+
+
+@dataclass(frozen=True)
+class PassesView:
+    """The timeline of a program."""
+
+    anchor: str
+    label: str
+    said: str
+    why_not: str
+    series: tuple[SeriesRow, ...]
+    not_counted: tuple[tuple[str, str], ...]
+    rows: tuple[PassRow, ...]
+    left_out: int
+
+
+def passes_of(anchor: str, label: str, one: Examined) -> PassesView:
+    changing = sum(line.changes_module for line in one.passes[1:])
+    said = f"{len(one.passes)} snapshots, {changing} of them change the module"
+    rows = list(_pass_rows(one))
+    kept = rows
+    if len(rows) > MOST_ROWS:  # what does not last goes first
+        kept = [row for row in rows if row.lasting][:MOST_ROWS]
+    reasons: dict[str, list[str]] = {}
+    for series in one.series:
+        for reason in dict.fromkeys(series.reasons.values()):
+            reasons.setdefault(reason, []).append(series.name)
+    return PassesView(
+        anchor,
+        label,
+        said if one.passes else "",
+        one.why_no_passes,
+        tuple(map(_series_row, one.series)),
+        tuple((", ".join(names), reason) for reason, names in reasons.items()),
+        tuple(kept),
+        len(rows) - len(kept),
+    )
+
+
+def _series_row(series: Series) -> SeriesRow:
+    first, last = series.first, series.last
+    return SeriesRow(
+        series.name,
+        "" if series.title == series.name else series.title,
+        series.counts,
+        "-" if first is None else f"{first.count:,}",
+        "-" if first is None else f"{series.most:,}",
+        "-" if last is None else f"{last.count:,}",
+        format_bytes(last.bytes) if last is not None and last.bytes else "",
+    )
+
+
+def _pass_rows(one: Examined) -> Iterator[PassRow]:
+    by_position: dict[int, list[tuple[Series, Change]]] = {}
+    for series in one.series:
+        for change in series.changes:
+            by_position.setdefault(change.position, []).append((series, change))
+    for position in sorted(by_position):
+        line = one.passes[position]
+        changes = tuple(_pass_change(series, change) for series, change in by_position[position])
+        number = "" if line.number is None else str(line.number)
+        yield PassRow(number, cut(line.name), changes, any(change.lasting for change in changes))
+
+
+def _pass_change(series: Series, change: Change) -> PassChange:
+    reading = series.readings[change.position]
+    by = f"{change.count:+,}" if change.count else f"+{change.added:,} -{change.removed:,}"
+    sign = "+" if change.bytes > 0 else "-"
+    return PassChange(
+        series.name,
+        by,
+        "" if reading is None else f"{reading.count:,}",
+        f"{sign}{format_bytes(abs(change.bytes))}" if change.bytes else "",
+        change.count > 0,
+        bool(change.lasting),
+    )
