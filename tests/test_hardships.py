@@ -30,7 +30,7 @@ class Run:
 
     def __init__(
         self,
-        *arguments: str | Path,
+        *arguments: object,
         cwd: Path,
         env: Mapping[str, str | None] | None = None,
         user: int | None = None,
@@ -201,7 +201,7 @@ def test_a_full_disk_for_the_output_leaves_what_was_there(
     target = small_disk / "target"
     program = (*functions("works"), *COMPILE, "-q", "--cache-dir", tmp_path / "cache")
     check = ("check", *program)
-    commands: dict[str, tuple[str | Path, ...]] = {
+    commands: dict[str, tuple[object, ...]] = {
         "report": (*check, "--format", "json", "--output", target),
         "baseline": (*check, "--baseline", target, "--update-baseline"),
         "lower": ("lower", *program, "--output", target),

@@ -111,7 +111,6 @@ def check(
             hint="compare with a report of it: --against PATH",
         )
     subjects = plan(programs, how, config)
-    asked.compared.refuse(subjects)
     asked.refuse_overwriting([*programs, *([str(timings)] if timings else [])])
     narrowed = is_narrowed(how)
     whole = not programs and not narrowed
@@ -128,6 +127,7 @@ def check(
         subjects = [subjects[position] for position in part.positions]
     elif timings is not None:
         raise UsageError("--timings is for --shard", hint="give --shard I/N, or drop it")
+    asked.compared.refuse(subjects)
 
     cache = cache_of(how)
 
