@@ -356,7 +356,7 @@ def move_lines(text: str, rng: random.Random) -> str:
 
 def nest(text: str, rng: random.Random) -> str:
     """Brackets thousands deep, closed or not."""
-    opening, closing = rng.choice(["{}", "()", "[]", '""', "({", "/*", "<>"])
+    opening, closing = rng.choice([*map(tuple, ("{}", "()", "[]", '""', "({", "/*", "<>"))])
     depth = rng.choice([3, 100, 2_000, 30_000])
     inserted = opening * depth + closing * rng.choice([depth, depth, 0, depth - 1])
     return insert(text, inserted, rng)
@@ -708,7 +708,7 @@ def run_inside(arguments: Sequence[str]) -> Outcome:
     finally:
         sys.argv, (sys.stdout, sys.stderr) = before, saved
     seconds = time.process_time() - started
-    out, err = (stream.buffer.getvalue().decode() for stream in streams)  # type: ignore[attr-defined]
+    out, err = (stream.buffer.getvalue().decode() for stream in streams)
     return Outcome(code, out, err, seconds)
 
 

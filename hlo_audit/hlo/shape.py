@@ -301,6 +301,8 @@ def _parse_layout(text: str) -> Layout:
         groups = _GROUP.findall(suffix["values"])
         if suffix["name"] == "T":
             tiles = tuple(tuple(map(_tile_size, group.split(","))) for group in groups)
+            if any(math.prod(map(abs, tile)) >= 1 << 63 for tile in tiles):
+                raise ValueError(f"a tile of {_shorten(text)} is larger than an int64 can count")
         elif suffix["name"] == "S" and len(groups) == 1:
             memory_space = _number(groups[0])
         else:

@@ -86,7 +86,7 @@ def _numbers(diff: Diff) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("", overflow="fold")
     for side in (diff.a, diff.b):
-        table.add_column(plain(side.name), justify="right", no_wrap=True)
+        table.add_column(Text(plain(side.name)), justify="right", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
     cost = [side.audit.cost for side in (diff.a, diff.b)]
     if cost[0] or cost[1]:
@@ -116,7 +116,7 @@ def _row(table: Table, name: str, both: Both, *, as_bytes: bool = False) -> None
     change = both.difference
     text = "" if not change else f"{'+' if change > 0 else ''}{form(change)}"
     style = "red" if change and change > 0 else "green"
-    table.add_row(name, form(both.a), form(both.b), Text(text, style=style))
+    table.add_row(Text(name), form(both.a), form(both.b), Text(text, style=style))
 
 
 # -- the lists
