@@ -9,6 +9,7 @@ suffix, never by a part of it. Nothing is read before it is asked for, and nothi
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import re
@@ -283,8 +284,10 @@ def _files(folder: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(folder, onerror=fail):
         for name in sorted(names):
             path = Path(parent, name)
-            if stat.S_ISREG(path.lstat().st_mode):
-                yield path
+            # What is not there any more is no part of the dump.
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    yield path
 
 
 def _order(item: tuple[tuple[Path, str], list[FileName]]) -> tuple[Path, int, str]:
@@ -381,7 +384,9 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
     if str(path) == "-":
         if sys.stdin is None:
             raise DumpError("standard input is closed")
-        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        text = sys.stdin.buffer.read(MAX_MODULE_BYTES + 1).decode("utf-8", errors="replace")
+        if len(text) > MAX_MODULE_BYTES:
+            raise DumpError(f"standard input holds more than {MAX_MODULE_BYTES >> 30} GiB")
         if not text.strip():
             raise DumpError("standard input is empty", hint="did the command before it fail?")
         return parse_module(text, path="<stdin>", memo=memo)
