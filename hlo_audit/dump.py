@@ -51,6 +51,8 @@ highest level), a proto to a fifth; a bomb to a thousandth."""
 UNPACKED_BYTES_ALLOWED = 64 << 20
 """What any ``.gz`` file may hold, however small it is."""
 
+_READ_BYTES = 1 << 20
+
 _FILE = re.compile(r"(?:(?P<timestamp>\d+)\.)?module_(?P<number>\d{4,})(?P<rest>\..*)")
 _PASS = re.compile(
     r"(?P<name>.*)\.(?P<number>\d{4,})\.(?P<pipeline>[^.]+)"
@@ -384,9 +386,10 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
     if str(path) == "-":
         if sys.stdin is None:
             raise DumpError("standard input is closed")
-        text = sys.stdin.buffer.read(MAX_MODULE_BYTES + 1).decode("utf-8", errors="replace")
-        if len(text) > MAX_MODULE_BYTES:
+        given = _read_up_to(sys.stdin.buffer, MAX_MODULE_BYTES + 1, first_bytes=_READ_BYTES)
+        if len(given) > MAX_MODULE_BYTES:
             raise DumpError(f"standard input holds more than {MAX_MODULE_BYTES >> 30} GiB")
+        text = given.decode("utf-8", errors="replace")
         if not text.strip():
             raise DumpError("standard input is empty", hint="did the command before it fail?")
         return parse_module(text, path="<stdin>", memo=memo)
@@ -408,7 +411,7 @@ def _read_bytes(path: Path) -> bytes:
             unpacked_bytes = max(UNPACKED_BYTES_ALLOWED, MAX_UNPACKED_TIMES * status.st_size)
             most_bytes = min(most_bytes, unpacked_bytes)
         with _open(path) as file:
-            data = file.read(most_bytes + 1)
+            data = _read_up_to(file, most_bytes + 1, first_bytes=status.st_size + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DumpError(f"cannot read {path}: {reason}") from None
@@ -420,6 +423,18 @@ def _read_bytes(path: Path) -> bytes:
             hint="if it is HLO all the same, unpack it first: gzip -d",
         )
     return data
+
+
+def _read_up_to(file: BinaryIO | gzip.GzipFile, most_bytes: int, *, first_bytes: int) -> bytes:
+    """Read ``most_bytes`` at the most, ``first_bytes`` of them at once: Python takes memory for all
+    that it is asked to read, whether that is there or not."""
+    parts = []
+    size = first_bytes
+    while most_bytes > 0 and (part := file.read(min(size, most_bytes))):
+        parts.append(part)
+        most_bytes -= len(part)
+        size = _READ_BYTES
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:

@@ -96,7 +96,8 @@ def read_text_within(path: Path, most_bytes: int) -> str:
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is no regular file")
     with path.open("rb") as file:
-        data = file.read(most_bytes + 1)
+        # No more than is there: Python takes memory for all that it is asked to read.
+        data = file.read(min(status.st_size, most_bytes) + 1)
     if len(data) > most_bytes:
         raise ValueError(f"it is larger than {most_bytes >> 20} MiB")
     try:

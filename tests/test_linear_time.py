@@ -297,9 +297,9 @@ def test_a_dump_is_looked_through_in_linear_time(
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_text_takes_memory_in_proportion(name: str) -> None:
-    text = SHAPES[name](3_000)
-    while len(text) < 400_000:
-        text = SHAPES[name](3_000 * 400_000 // len(text))
+    count = 1_000
+    while len(text := SHAPES[name](count)) < 200_000:
+        count *= 2
     tracemalloc.start()
     try:
         module = parse_module(text)
