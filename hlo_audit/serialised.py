@@ -107,6 +107,8 @@ class _Reader:
         except BaseException:  # an interrupt: what is left in the pipes is no answer to the next
             self.close()
             raise
+        if header["error"] != "proto":  # what it could not import whole may crash it later
+            self.close()
         raise _error(header, path, memory_bytes)
 
     def _send(self, request: bytes) -> None:

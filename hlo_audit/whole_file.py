@@ -28,6 +28,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         # A link keeps pointing where it does: what it points to is replaced.
         target = path.resolve()
+        if target.is_symlink():  # Python 3.13 gives it back
+            raise RuntimeError
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
             return

@@ -195,7 +195,6 @@ def test_what_lies_in_the_working_directory_is_not_imported(place: Path, start: 
         ended = subprocess.run(
             [sys.executable, *start, *arguments],
             cwd=place,
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
             capture_output=True,
             text=True,
             check=False,
