@@ -24,6 +24,7 @@ from hlo_audit.ending_signals import ended_by_signals, signals_ignored
 from hlo_audit.errors import HloAuditError, UsageError
 from hlo_audit.program import Lowering, Subject
 from hlo_audit.program_audit import ProgramAudit
+from hlo_audit.whole_file import read_text_within
 
 _MOST_REPORT_BYTES = 1 << 30
 
@@ -206,9 +207,7 @@ def read_report(path: Path) -> Baseline:
         UsageError: for a file that is none.
     """
     try:
-        if path.stat().st_size > _MOST_REPORT_BYTES:
-            raise ValueError("it is too large")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text_within(path, _MOST_REPORT_BYTES))
         programs = data["programs"]
         entries = tuple(
             entry_from_json(_as_entry(program), f"programs[{number}]")

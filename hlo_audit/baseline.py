@@ -21,7 +21,7 @@ from hlo_audit._version import __version__
 from hlo_audit.errors import HloAuditError
 from hlo_audit.manifest import Setting
 from hlo_audit.program_audit import ProgramAudit
-from hlo_audit.whole_file import write_text
+from hlo_audit.whole_file import read_text_within, write_text
 
 SCHEMA_FILE = "baseline.schema.json"
 """The JSON Schema of the file; part of the package."""
@@ -212,15 +212,13 @@ def read_baseline(path: Path) -> Baseline:
         BaselineError: where it is not there, holds the marks of a merge conflict, or is damaged.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise BaselineError(f"{path} is too large for a baseline")
-        text = path.read_text(encoding="utf-8")
+        text = read_text_within(path, _MOST_BYTES)
     except FileNotFoundError:
         raise BaselineError(
             f"there is no baseline {path}", hint="--update-baseline writes it"
         ) from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or error
         raise BaselineError(f"cannot read the baseline {path}: {reason}") from None
     if conflict := _CONFLICT.search(text):
         line = text.count("\n", 0, conflict.start()) + 1

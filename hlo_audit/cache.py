@@ -18,10 +18,9 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from hlo_audit.dump import parse_file_name
 from hlo_audit.errors import UsageError
 from hlo_audit.manifest import Manifest
 from hlo_audit.program import Lowering
+from hlo_audit.whole_file import replacing
 
 CACHE_DIR_VARIABLE = "HLO_AUDIT_CACHE_DIR"
 
@@ -117,7 +117,7 @@ class Cache:
         """
         try:
             self.entries_folder.mkdir(parents=True, exist_ok=True)
-            with _replacing(self.entry_path(key)) as temporary:
+            with replacing(self.entry_path(key)) as temporary:
                 _write_archive(dump, temporary)
             self._shrink()
         except OSError:
@@ -138,7 +138,7 @@ class Cache:
         text = json.dumps(record, indent=1)
         with contextlib.suppress(OSError):
             self._requests.mkdir(parents=True, exist_ok=True)
-            with _replacing(path) as temporary:
+            with replacing(path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
 
     # -- keeping house
@@ -214,20 +214,6 @@ def file_digest(name: str) -> str | None:
 
 def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary file beside ``path`` that takes its place when the block ends well."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:16]}-")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _write_archive(dump: Path, path: Path) -> None:

@@ -22,6 +22,7 @@ from hlo_audit.program_audit import RuleOptions
 from hlo_audit.rule import Rule, find_rule
 from hlo_audit.suppressions import Suppression
 from hlo_audit.toml_lines import KeyPath, find_lines, line_of
+from hlo_audit.whole_file import read_text_within
 
 CONFIG_NAME = "hlo-audit.toml"
 PYPROJECT_NAME = "pyproject.toml"
@@ -188,9 +189,10 @@ def _table_of(path: Path) -> tuple[Mapping[str, Any], KeyPath, str] | None:
     """The table of a file with the keys that lead to it, and the file's text."""
     is_pyproject = path.name == PYPROJECT_NAME
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path} is too large for a config")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = read_text_within(path, _MOST_BYTES)
+        except ValueError as error:
+            raise ConfigError(f"cannot read the config {path}: {error}") from None
         if is_pyproject and "hlo-audit" not in text:
             return None
         data = tomllib.loads(text)

@@ -275,8 +275,7 @@ def _asked_bytes(module: Module, value: Value) -> int:
 
 
 def _is_fused(module: Module, instruction: Instruction) -> bool:
-    callers = module.callers(instruction.computation)
-    return any(caller.opcode == "fusion" for caller in callers)
+    return bool(module.fusion_kinds(instruction.computation))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, NoReturn, cast
 from hlo_audit.errors import DumpError
 from hlo_audit.hlo import Memo, Module, parse_module
 from hlo_audit.manifest import Manifest, read_manifest
+from hlo_audit.serialised import text_of_proto
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +41,17 @@ FORMATS = (".txt", ".hlo", ".hlo.pb", ".txt.gz", ".hlo.gz", ".hlo.pb.gz")
 """The endings of the files that hold a module, as text or as a serialised proto."""
 
 MAX_MODULE_BYTES = 4 << 30
-"""The most that one file may hold once unpacked: far more than any module, less than a bomb."""
+"""The most that one file may hold: far more than any module."""
+
+MAX_UNPACKED_TIMES = 64
+"""How many times its size a ``.gz`` file may hold, beyond :data:`UNPACKED_BYTES_ALLOWED`. Real HLO
+text shrinks to a seventh, and to a fourteenth at the most (650 snapshots of all backends at gzip's
+highest level), a proto to a fifth; a bomb to a thousandth."""
+
+UNPACKED_BYTES_ALLOWED = 64 << 20
+"""What any ``.gz`` file may hold, however small it is."""
+
+_READ_BYTES = 1 << 20
 
 _FILE = re.compile(r"(?:(?P<timestamp>\d+)\.)?module_(?P<number>\d{4,})(?P<rest>\..*)")
 _PASS = re.compile(
@@ -275,8 +286,10 @@ def _files(folder: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(folder, onerror=fail):
         for name in sorted(names):
             path = Path(parent, name)
-            if stat.S_ISREG(path.lstat().st_mode):
-                yield path
+            # What is not there any more is no part of the dump.
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    yield path
 
 
 def _order(item: tuple[tuple[Path, str], list[FileName]]) -> tuple[Path, int, str]:
@@ -366,13 +379,17 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
     ``memo`` is as for :func:`hlo_audit.hlo.parse_module`.
 
     Raises:
-        DumpError: where it cannot be read, or is larger than :data:`MAX_MODULE_BYTES`.
+        DumpError: where it cannot be read, is larger than :data:`MAX_MODULE_BYTES`, or is a gzip
+            bomb (:data:`MAX_UNPACKED_TIMES`).
         ParseError: where it holds no whole module.
     """
     if str(path) == "-":
         if sys.stdin is None:
             raise DumpError("standard input is closed")
-        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        given = _read_up_to(sys.stdin.buffer, MAX_MODULE_BYTES + 1, first_bytes=_READ_BYTES)
+        if len(given) > MAX_MODULE_BYTES:
+            raise DumpError(f"standard input holds more than {MAX_MODULE_BYTES >> 30} GiB")
+        text = given.decode("utf-8", errors="replace")
         if not text.strip():
             raise DumpError("standard input is empty", hint="did the command before it fail?")
         return parse_module(text, path="<stdin>", memo=memo)
@@ -380,22 +397,44 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
     if not data or data.isspace():
         raise DumpError(f"{path} is empty")
     if _ending(path.name).startswith(".hlo.pb"):
-        return parse_module(_proto_to_text(data, path), path=str(path), memo=memo)
+        return parse_module(text_of_proto(data, path), path=str(path), memo=memo)
     return parse_module(data.decode("utf-8", errors="replace"), path=str(path), memo=memo)
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise DumpError(f"{path} is neither a file nor a folder")
+        most_bytes = MAX_MODULE_BYTES
+        if path.suffix == ".gz":
+            unpacked_bytes = max(UNPACKED_BYTES_ALLOWED, MAX_UNPACKED_TIMES * status.st_size)
+            most_bytes = min(most_bytes, unpacked_bytes)
         with _open(path) as file:
-            data = file.read(MAX_MODULE_BYTES + 1)
+            data = _read_up_to(file, most_bytes + 1, first_bytes=status.st_size + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DumpError(f"cannot read {path}: {reason}") from None
     if len(data) > MAX_MODULE_BYTES:
         raise DumpError(f"{path} holds more than {MAX_MODULE_BYTES >> 30} GiB")
+    if len(data) > most_bytes:
+        raise DumpError(
+            f"{path} unpacks to more than {MAX_UNPACKED_TIMES} times its size, which no HLO does",
+            hint="if it is HLO all the same, unpack it first: gzip -d",
+        )
     return data
+
+
+def _read_up_to(file: BinaryIO | gzip.GzipFile, most_bytes: int, *, first_bytes: int) -> bytes:
+    """Read ``most_bytes`` at the most, ``first_bytes`` of them at once: Python takes memory for all
+    that it is asked to read, whether that is there or not."""
+    parts = []
+    size = first_bytes
+    while most_bytes > 0 and (part := file.read(min(size, most_bytes))):
+        parts.append(part)
+        most_bytes -= len(part)
+        size = _READ_BYTES
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:
@@ -405,56 +444,3 @@ def _open(path: Path) -> BinaryIO | gzip.GzipFile:
 def _ending(name: str) -> str:
     """The one of :data:`FORMATS` that ``name`` ends in, ``""`` for none."""
     return max((ending for ending in FORMATS if name.endswith(ending)), key=len, default="")
-
-
-def _proto_to_text(data: bytes, path: Path) -> str:
-    """Print a serialised ``HloProto`` or ``HloModuleProto`` through jaxlib."""
-    try:
-        from jaxlib._hlo import HloModule
-    except ImportError:  # jaxlib before 0.8
-        try:
-            from jaxlib._jax import HloModule
-        except ImportError:
-            raise DumpError(
-                f"{path} needs jaxlib to be read", hint="pip install jaxlib, or dump as text"
-            ) from None
-    try:
-        with _native_stderr_silenced():
-            module = HloModule.from_serialized_hlo_module_proto(_hlo_module_proto(data))
-            return str(module.to_string())
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "not an HLO proto"
-        raise DumpError(f"{path} holds no serialised HLO module: {reason}") from None
-
-
-@contextlib.contextmanager
-def _native_stderr_silenced() -> Iterator[None]:
-    """Keep what the C++ of jaxlib has to say of a damaged proto off the user's terminal."""
-    sys.stderr.flush()
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
-
-
-def _hlo_module_proto(data: bytes) -> bytes:
-    """The ``hlo_module`` field of an ``HloProto``, which is what XLA dumps.
-
-    Both messages start with field 1 of wire type 2: the name of a module, or the module itself,
-    which starts with such a field in turn.
-    """
-    if data[:1] != b"\x0a":
-        raise ValueError("it does not start with the field 1 of one")
-    length, shift, position = 0, 0, 1
-    while position < min(len(data), 11):
-        byte = data[position]
-        length |= (byte & 0x7F) << shift
-        shift, position = shift + 7, position + 1
-        if not byte & 0x80:
-            break
-    inner = data[position : position + length]
-    return inner if inner[:1] == b"\x0a" else data

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from typing import Literal, NamedTuple
 
 from hlo_audit.errors import unknown_name
@@ -58,6 +58,9 @@ _LONGEST_GAP = 3
 
 # What an instruction was before is asked so often at the most.
 _MOST_ORIGINS = 8
+
+# So many of one op_name and shape, each to be compared with each, are not told apart any more.
+_MOST_ALIKE = 300
 
 
 class Match(NamedTuple):
@@ -287,7 +290,7 @@ def find_in(module: Module, instruction: Instruction, identity: Identity) -> Mat
     by_name = list(_by_name(module, instruction, computation))
     if by_name:
         return Match(by_name[0], "name")
-    found = [
+    candidates = (
         candidate
         for one in module.computations.values()
         if one is not instruction.computation
@@ -296,7 +299,10 @@ def find_in(module: Module, instruction: Instruction, identity: Identity) -> Mat
         and candidate.op_name == identity.op_name
         # What stands under its own name in both is not this one.
         and not _persists(candidate, instruction.computation)
-    ]
+    )
+    found = list(islice(candidates, _MOST_ALIKE + 1))
+    if len(found) > _MOST_ALIKE:
+        return None
     if len(found) == 1 and identity.op_name:
         return Match(found[0], "op_name and shape")
     nearest = _nearest(found, instruction, identity.element)

@@ -109,7 +109,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / MANIFEST_NAME
     try:
-        if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > _MOST_BYTES:
+        # Nor a link: a dump names no file outside of it.
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
             raise ValueError("it is no file of a reasonable size")
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         return Manifest.from_json(data)

@@ -1,12 +1,22 @@
-"""Write files whole or not at all."""
+"""Write files whole or not at all, whatever ends the process that writes them."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import stat
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from hlo_audit.errors import UsageError
+
+_PREFIX, _SUFFIX = ".hlo-audit-", ".tmp"
+
+_YOUNG_SECONDS = 60.0
+"""A temporary file that is younger may be one that its process has not locked yet."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -18,21 +28,84 @@ def write_text(path: Path, text: str) -> None:
     try:
         # A link keeps pointing where it does: what it points to is replaced.
         target = path.resolve()
+        if target.is_symlink():  # Python 3.13 gives it back
+            raise RuntimeError
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
             return
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".hlo-audit-")
-        temporary = Path(name)
-        try:
-            os.close(handle)
+        with replacing(target) as temporary:
             temporary.write_text(text, encoding="utf-8")
             temporary.chmod(0o666 & ~_umask())
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {str(path)[:200]}: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:  # of a loop of links, before Python 3.13
+        reason = getattr(error, "strerror", None) or "it is a loop of links"
+        raise UsageError(f"cannot write {str(path)[:200]}: {reason}") from None
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary file beside ``path`` that takes its place when the block ends well.
+
+    A process that is killed leaves it there; the next one that writes into the folder deletes it.
+
+    Raises:
+        OSError: where it cannot be made, or cannot take the place of ``path``.
+    """
+    delete_left_over(path.parent)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_PREFIX, suffix=_SUFFIX)
+    temporary = Path(name)
+    try:
+        # The system lets go of it when this process ends, whatever ends it.
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(handle)
+
+
+def delete_left_over(folder: Path) -> None:
+    """Delete the temporary files in ``folder`` of processes that were killed while they wrote."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+            _delete_unless_in_use(path)
+
+
+def _delete_unless_in_use(path: Path) -> None:
+    with contextlib.suppress(OSError):  # locked, another's, or gone by now
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(handle)
+            is_old = time.time() - status.st_mtime > _YOUNG_SECONDS
+            if is_old and stat.S_ISREG(status.st_mode):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        finally:
+            os.close(handle)
+
+
+def read_text_within(path: Path, most_bytes: int) -> str:
+    """Read a file of UTF-8, unless it is no regular file or larger than ``most_bytes``: a pipe may
+    never end, and a device neither.
+
+    Raises:
+        OSError: where it cannot be read.
+        ValueError: says what else is wrong.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is no regular file")
+    with path.open("rb") as file:
+        # No more than is there: Python takes memory for all that it is asked to read.
+        data = file.read(min(status.st_size, most_bytes) + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"it is larger than {most_bytes >> 20} MiB")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("it is no UTF-8 text") from None
 
 
 def _umask() -> int:

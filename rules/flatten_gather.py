@@ -41,7 +41,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hlo_audit.errors import RefusedReshapeError
@@ -77,6 +77,8 @@ _KEEPS_AXES = MOVES | {
 }
 # Activations have a handful; a damaged dump must not ask for all choices among a hundred.
 _MOST_AXES = 12
+# Programs have a handful that merge in different ways; each collective is held against each.
+_MOST_MERGES = 200
 # From a stack of layers' values to one layer's.
 _CUT = frozenset({"convert", "reshape", "slice", "dynamic-slice"})
 # What jax calls the collectives that a program itself asks for.
@@ -118,10 +120,10 @@ class Merge(NamedTuple):
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each collective that a merge forces."""
     before = context.module("before_optimizations")
-    merges = list(_contracted_merges(before))
+    merges = _unlike(_contracted_merges(before))
     if not merges:
         return
-    updated = {alias.parameter_number for alias in module.input_output_aliases}
+    weights = _Weights(module, before)
     for collective in module.instructions:
         is_gather = collective.opcode in _GATHERS
         if not (is_gather or collective.opcode in _EXCHANGES) or _is_asked_for(collective):
@@ -132,9 +134,19 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
         forced = _forced_by(module, collective, result, merges)
         if forced is None:
             continue
-        if is_gather and _is_weight_gather(module, before, collective, updated, forced[0]):
+        if is_gather and weights.is_gathered_by(collective, forced[0]):
             continue
         yield _finding(module, context, before, collective, result, *forced)
+
+
+def _unlike(merges: Iterable[Merge]) -> list[Merge]:
+    """The first of those that merge alike: any other would be found in its place."""
+    unlike: dict[tuple[object, ...], Merge] = {}
+    for merge in merges:
+        unlike.setdefault((merge.sizes, merge.first, merge.end), merge)
+        if len(unlike) == _MOST_MERGES:
+            break
+    return list(unlike.values())
 
 
 # -- a program that jax refuses
@@ -267,30 +279,56 @@ def _result(collective: Instruction) -> Value | None:
     return Value(ends[0]) if ends and not ends[0].shape.is_tuple else None
 
 
-def _is_weight_gather(
-    module: Module, before: Module, gather: Instruction, updated: set[int], merge: Merge
-) -> bool:
-    """Whether what is gathered is a parameter that fully sharded training keeps in pieces."""
-    parameter = _made_of(module, gather, through=MOVES | _CUT)
-    if parameter.opcode != "parameter" or parameter.computation is not module.entry:
-        return False
-    if parameter.parameter_number in updated:
-        return True
-    # A step that updates nothing tells weights from activations by what is sharded over the batch.
-    members = _group_size(module, gather)
-    contracted_with = {_has_the_batch(before, *partner, members) for partner in merge.partners}
-    if contracted_with - {None}:
-        return True in contracted_with
-    # Not every compiler writes shardings into its final module.
-    shards = {one.parameter_number: _shards(one) for one in before.entry.parameters}
-    own = shards.get(parameter.parameter_number, ())
-    if own and own[0] > 1 and len([cuts for cuts in own if cuts > 1]) > 1:
-        return False  # an activation: it is sharded over the batch as well
-    return any(
-        cuts[0] > 1 and cuts[0] % members == 0
-        for number, cuts in shards.items()
-        if cuts and number != parameter.parameter_number and number not in updated
-    )
+class _Weights:
+    """Tells gathers of weights from others; what many gathers ask is found out once."""
+
+    def __init__(self, module: Module, before: Module) -> None:
+        self._module = module
+        self._before = before
+        self._updated = {alias.parameter_number for alias in module.input_output_aliases}
+        self._shards = {one.parameter_number: _shards(one) for one in before.entry.parameters}
+        self._with_the_batch: dict[tuple[Instruction, int], set[bool | None]] = {}
+        self._cut_by: dict[int, set[int | None]] = {}
+
+    def is_gathered_by(self, gather: Instruction, merge: Merge) -> bool:
+        """Whether what is gathered is a parameter that fully sharded training keeps in pieces."""
+        parameter = _made_of(self._module, gather, through=MOVES | _CUT)
+        if parameter.opcode != "parameter" or parameter.computation is not self._module.entry:
+            return False
+        number = parameter.parameter_number
+        if number in self._updated:
+            return True
+        # A step that updates nothing tells weights from activations by what is sharded over the
+        # batch.
+        members = _group_size(self._module, gather)
+        contracted_with = self._contracted_with(merge, members) - {None}
+        if contracted_with:
+            return True in contracted_with
+        # Not every compiler writes shardings into its final module.
+        own = self._shards.get(number, ())
+        if own and own[0] > 1 and len([cuts for cuts in own if cuts > 1]) > 1:
+            return False  # an activation: it is sharded over the batch as well
+        return bool(self._cut_in(members) - {number})
+
+    def _contracted_with(self, merge: Merge, members: int) -> set[bool | None]:
+        key = (merge.reshape, members)
+        if key not in self._with_the_batch:
+            self._with_the_batch[key] = {
+                _has_the_batch(self._before, *partner, members) for partner in merge.partners
+            }
+        return self._with_the_batch[key]
+
+    def _cut_in(self, members: int) -> set[int | None]:
+        """The parameters, less those that the step updates, whose first axis ``members`` divides
+        into parts."""
+        if members not in self._cut_by:
+            self._cut_by[members] = {
+                number
+                for number, cuts in self._shards.items()
+                if cuts and number not in self._updated
+                if cuts[0] > 1 and cuts[0] % members == 0
+            }
+        return self._cut_by[members]
 
 
 def _has_the_batch(

@@ -212,21 +212,17 @@ def output_index(module: Module, instruction: Instruction) -> tuple[int, ...] | 
         seen.add(current)
         if current is module.entry.root:
             return ()
-        for user in current.users:
+        for user, number in current.uses():
             if user is module.entry.root and user.opcode == "tuple":
-                return (user.operands.index(current),)
+                return (number,)
             if user.opcode in MOVES | {"convert"}:
                 waiting.append(user)
     return None
 
 
 def _donated_argument(module: Module, output: tuple[int, ...]) -> str | None:
-    for alias in module.input_output_aliases:
-        if alias.output_index == output and not alias.parameter_index:
-            parameters = module.entry.parameters
-            if alias.parameter_number < len(parameters):
-                return argument_name(parameters[alias.parameter_number])
-    return None
+    number = module.donated_to.get(output)
+    return None if number is None else argument_name(module.entry.parameters[number])
 
 
 def _requested_by(copy: Instruction) -> str | None:

@@ -35,6 +35,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="compile the reference models at the sizes of the trainers, too",
     )
     group.addoption(
+        "--fuzz-cases",
+        type=int,
+        default=400,
+        metavar="N",
+        help="how many damaged inputs to try (default: %(default)s; the whole suite is 10000)",
+    )
+    group.addoption(
+        "--fuzz-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="what the damaged inputs are drawn by",
+    )
+    group.addoption(
+        "--fuzz-only",
+        metavar="KIND:N",
+        help="try this one damaged input, as a failure names it, and keep its files",
+    )
+    group.addoption(
         "--update-golden",
         action="store_true",
         help="write the golden files of the reports anew, to be read in the diff",

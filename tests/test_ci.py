@@ -104,7 +104,8 @@ class Runner:
             path.touch()
         self.stand_in(
             "python-of-the-job",
-            f'if [[ "$2" == pip ]]; then printf "%s\\n" "$@" >> {shlex.quote(str(self.log))}\n'
+            f'if [[ " $* " == *" -m pip "* ]]\n'
+            f'then printf "%s\\n" "$@" >> {shlex.quote(str(self.log))}\n'
             f'else exec {shlex.quote(sys.executable)} "$@"; fi',
         )
 

@@ -14,7 +14,7 @@ import click
 
 from hlo_audit._version import __version__
 from hlo_audit.cli import cache, check, diff, listings, lower, merge, passes, prove, report, setup
-from hlo_audit.cli.output import complain, drop_output
+from hlo_audit.cli.output import complain, drop_output, say
 from hlo_audit.errors import HloAuditError
 
 EXIT_USAGE = 2
@@ -41,22 +41,23 @@ def main() -> NoReturn:
         click.echo(error.format_message(), err=True)  # the help
         code = EXIT_USAGE
     except click.ClickException as error:
-        click.echo(f"hlo-audit: error: {error.format_message()}", err=True)
+        say(f"hlo-audit: error: {error.format_message()}")
         code = EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
-        click.echo("hlo-audit: interrupted", err=True)
+        say("hlo-audit: interrupted")
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         drop_output()
         code = 0
     except OSError as error:
-        click.echo(f"hlo-audit: error: {error.strerror or error}", err=True)
+        say(f"hlo-audit: error: {error.strerror or error}")
         code = EXIT_USAGE
     except Exception as error:  # a fault of this tool: shown whole, so that it can be reported
         import traceback
 
-        traceback.print_exc()
-        click.echo(f"hlo-audit: internal error: {error!r}", err=True)
+        for line in traceback.format_exc().splitlines():
+            say(line)
+        say(f"hlo-audit: internal error: {error!r}")
         code = EXIT_INTERNAL_ERROR
     sys.exit(code)
 

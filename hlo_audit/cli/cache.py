@@ -18,11 +18,11 @@ def cache() -> None:
 @click.option("--cache-dir", type=click.Path(path_type=Path), envvar="HLO_AUDIT_CACHE_DIR")
 def cache_info(cache_dir: Path | None) -> None:
     """Print where the cache is and what it holds."""
-    from hlo_audit.report.wording import format_bytes
+    from hlo_audit.report.wording import format_bytes, plain
 
     info = cache_in(cache_dir).info()
     used, limit = format_bytes(info.bytes), format_bytes(info.limit_bytes)
-    click.echo(f"{info.folder}\n{info.entries} dumps, {used} of at most {limit}")
+    click.echo(f"{plain(str(info.folder))}\n{info.entries} dumps, {used} of at most {limit}")
 
 
 @cache.command("clear")

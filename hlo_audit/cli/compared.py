@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from hlo_audit.cli.output import say
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class Compared:
             return self._path(self.other, subjects, audit)
         if self.other is not None:
             if not quiet:
-                click.echo(f"now as of {self.other.name}:", err=True)
+                say(f"now as of {self.other.name}:")
             return self._revision(self.other, subjects, audit)
         return None
 
@@ -154,9 +153,9 @@ class Compared:
             changed = write_baseline(baseline, path)
             if not quiet:
                 for change in changes:
-                    click.echo(f"{path}: {change}", err=True)
+                    say(f"{path}: {change}")
                 if not changed:
-                    click.echo(f"{path} is up to date", err=True)
+                    say(f"{path} is up to date")
         return Comparison(baseline, path.parent, strict=self.strict, whole=whole)
 
     def _path(self, path: Path, subjects: Sequence[Subject], audit: Audit) -> Comparison:

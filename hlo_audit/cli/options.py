@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hlo_audit.cli.output import say
 from hlo_audit.errors import HloAuditError, UsageError
 
 if TYPE_CHECKING:
@@ -436,20 +437,24 @@ def progress_of(
                 did = "failed"
             else:
                 did = "cached" if outcome.from_cache else "compiled"
-            click.echo(f"{did} {lowering.label} ({time.monotonic() - started:.1f} s)", err=True)
+            say(f"{did} {lowering.label} ({time.monotonic() - started:.1f} s)")
 
         yield report
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from hlo_audit.report.wording import plain
+
     columns = (
         TextColumn("compiling"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total)
-        yield lambda lowering, _: progress.update(task, advance=1, description=lowering.label)
+        yield lambda lowering, _: progress.update(
+            task, advance=1, description=plain(lowering.label)
+        )

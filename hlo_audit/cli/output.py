@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_LONGEST_LINE = 2_000
+"""Of what is said on standard error; a name in a damaged dump can be a megabyte."""
+
+
 def drop_output() -> None:
     """Nobody reads standard output any more: what is still to come must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -25,11 +29,16 @@ def drop_output() -> None:
 
 def complain(error: HloAuditError) -> None:
     """Say what went wrong on standard error, with what the compiler wrote last."""
-    from hlo_audit.report.wording import plain
-
-    click.echo(f"hlo-audit: error: {plain(str(error))}", err=True)
+    say(f"hlo-audit: error: {error}")
     for line in error.log:
-        click.echo(f"  | {plain(line)}", err=True)
+        say(f"  | {line}")
+
+
+def say(text: str) -> None:
+    """Write a line to standard error, with whatever stands in it made printable, and cut."""
+    from hlo_audit.report.wording import clip, plain
+
+    click.echo(clip(plain(text), _LONGEST_LINE), err=True)
 
 
 def print_out(print_to: Callable[[Console], None], output: Path | None) -> None:

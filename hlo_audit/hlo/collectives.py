@@ -40,9 +40,9 @@ def collective_kind(module: Module, instruction: Instruction) -> CollectiveKind 
 
 def is_reduce_scatter(module: Module, all_reduce: Instruction) -> bool:
     """Whether the all-reduce is the inside of a TPU reduce-scatter."""
-    return all_reduce.computation.name.startswith("all-reduce-scatter") and any(
-        caller.opcode == "fusion" and caller.attributes.get("kind") == "kCustom"
-        for caller in module.callers(all_reduce.computation)
+    computation = all_reduce.computation
+    return computation.name.startswith("all-reduce-scatter") and "kCustom" in module.fusion_kinds(
+        computation
     )
 
 

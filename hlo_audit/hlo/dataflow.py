@@ -25,6 +25,9 @@ _MAX_STEPS = 200
 # Expressions of real slice indices are a dozen deep; hostile ones must not exhaust the stack.
 _MAX_DEPTH = 100
 
+# What is read by very many is followed no further, however few places lead there.
+_USES_A_PLACE = 10
+
 _INTEGER = re.compile(r"-?\d{1,18}")
 _CALLS_THROUGH = ("fusion", "call")
 
@@ -287,7 +290,8 @@ def terminal_uses(
     asynchronous pairs, to the operands that do something with it.
 
     Where it leaves a computation that nothing known calls (the entry, a loop body), the use is the
-    root. ``None`` for a value with more than ``limit`` places on the way.
+    root. ``None`` for a value with more than ``limit`` places on the way, or ten times as many
+    readers.
     """
     followed = follow(module, value, through=through, limit=limit)
     return None if followed is None else followed.uses
@@ -300,6 +304,7 @@ def follow(
     uses: list[Use] = []
     start: _Place = (*value, ())
     waiting, seen = [start], {start: None}  # in order
+    looked_at = 0
     while waiting:
         if len(seen) > limit:
             return None
@@ -311,18 +316,20 @@ def follow(
                 uses.append(Use(instruction, 0, calls))
             else:
                 steps.append(left)
-        for user in instruction.users:
-            for number, operand in enumerate(user.operand_values):
-                if operand.instruction is not instruction:
-                    continue
-                if index[: len(operand.tuple_index)] != operand.tuple_index:
-                    continue
-                rest = index[len(operand.tuple_index) :]
-                step = _enter(module, user, number, rest, calls, through)
-                if step is None:
-                    uses.append(Use(user, number, calls))
-                elif step:
-                    steps.append(step)
+        readers = instruction.uses(index[0] if index else None)
+        looked_at += len(readers)
+        if looked_at > _USES_A_PLACE * limit:
+            return None
+        for user, number in readers:
+            operand = user.operand_values[number]
+            if index[: len(operand.tuple_index)] != operand.tuple_index:
+                continue
+            rest = index[len(operand.tuple_index) :]
+            step = _enter(module, user, number, rest, calls, through)
+            if step is None:
+                uses.append(Use(user, number, calls))
+            elif step:
+                steps.append(step)
         for step in steps:
             if step not in seen:
                 seen[step] = None

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import merge
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hlo_audit.errors import ParseError
@@ -22,6 +23,9 @@ from hlo_audit.hlo.shape import Shape, parse_shape
 
 if TYPE_CHECKING:
     import pandas
+
+_FEW_OPERANDS = 8
+_FEW_USES = 32
 
 # The compiler's marker for a cost that it does not know is close to the largest int64.
 _UNKNOWN_CYCLES = 1e18
@@ -78,7 +82,10 @@ class Instruction:
     """One instruction; equal only to itself."""
 
     # A large module has 100,000 of them: few slots, and no __init__; see Computation.instructions.
-    __slots__ = ("_attributes", "_computation", "_index", "_operands", "_pieces", "_shape")
+    __slots__ = (
+        *("_attributes", "_computation", "_index", "_operands", "_pieces", "_shape"),
+        "_wide_operand_values",
+    )
 
     _attributes: dict[str, str]
     _computation: Computation
@@ -86,6 +93,7 @@ class Instruction:
     _operands: tuple[Instruction, ...]
     _pieces: Pieces
     _shape: Shape
+    _wide_operand_values: tuple[Value, ...]
 
     # -- what every instruction has
 
@@ -123,6 +131,16 @@ class Instruction:
     @property
     def operand_values(self) -> tuple[Value, ...]:
         """The operands with the tuple element that each reads (``%fusion.3#1``)."""
+        if len(self._operands) <= _FEW_OPERANDS:
+            return self._make_operand_values()
+        # The tuple of a loop has thousands, and is asked for each of them.
+        try:
+            return self._wide_operand_values
+        except AttributeError:
+            self._wide_operand_values = self._make_operand_values()
+            return self._wide_operand_values
+
+    def _make_operand_values(self) -> tuple[Value, ...]:
         if "#" not in self._pieces[_OPERANDS] or not self._operands:
             return tuple(Value(operand) for operand in self._operands)
         return tuple(
@@ -136,6 +154,15 @@ class Instruction:
     def users(self) -> tuple[Instruction, ...]:
         """The instructions of the same computation that read it, each once, in order."""
         return self._computation.users_of(self)
+
+    def uses(self, element: int | None = None) -> Sequence[tuple[Instruction, int]]:
+        """Each operand of the same computation that reads it: the user and the operand's place, in
+        order.
+
+        Args:
+            element: leave out those that read only another element of its tuple.
+        """
+        return self._computation.uses_of(self, element)
 
     @property
     def literal(self) -> str:
@@ -258,7 +285,7 @@ class Computation:
 
     __slots__ = (
         *("_name", "_lines", "_index_of", "_shapes", "_reads", "_root_index"),
-        *("_instructions", "_users", "_calls"),
+        *("_instructions", "_users", "_uses", "_element_uses", "_parameters", "_calls"),
     )
 
     def __init__(self, name: str) -> None:
@@ -271,6 +298,9 @@ class Computation:
         self._instructions: tuple[Instruction, ...] | None = None
         self._users: tuple[tuple[Instruction, ...], ...] | None = None
         self._calls: tuple[Instruction, ...] | None = None
+        self._uses: tuple[tuple[tuple[Instruction, int], ...], ...] | None = None
+        self._element_uses: dict[int, _ElementUses] = {}
+        self._parameters: tuple[Instruction, ...] | None = None
 
     def _complete(
         self,
@@ -322,8 +352,10 @@ class Computation:
     @property
     def parameters(self) -> tuple[Instruction, ...]:
         """Its parameters, by their number."""
-        found = [i for i in self.instructions if i.opcode == "parameter"]
-        return tuple(sorted(found, key=lambda parameter: parameter.parameter_number or 0))
+        if self._parameters is None:
+            found = [i for i in self.instructions if i.opcode == "parameter"]
+            self._parameters = tuple(sorted(found, key=lambda one: one.parameter_number or 0))
+        return self._parameters
 
     def rows(self) -> Iterator[tuple[str, Shape]]:
         """The opcode and the shape of each instruction, in order; makes no instructions."""
@@ -355,6 +387,24 @@ class Computation:
             self._calls = tuple(one for one in found if one.called_names)
         return self._calls
 
+    def uses_of(
+        self, instruction: Instruction, element: int | None = None
+    ) -> Sequence[tuple[Instruction, int]]:
+        """As :meth:`Instruction.uses`."""
+        index = instruction._index
+        if self._uses is None:
+            uses: list[list[tuple[Instruction, int]]] = [[] for _ in self._lines]
+            for user, reads in zip(self.instructions, self._reads, strict=True):
+                for number, operand in enumerate(reads):
+                    uses[operand].append((user, number))
+            self._uses = tuple(map(tuple, uses))
+        if element is None or len(self._uses[index]) <= _FEW_USES:
+            return self._uses[index]
+        # Of a tuple with a reader for each of its elements, one is not looked for among all.
+        if index not in self._element_uses:
+            self._element_uses[index] = _ElementUses(self._uses[index])
+        return self._element_uses[index].of(element)
+
     def __getitem__(self, name: str) -> Instruction:
         return self.instructions[self._index_of["%" + name]]
 
@@ -369,6 +419,30 @@ class Computation:
 
     def __repr__(self) -> str:
         return f"<Computation %{self._name}, {len(self)} instructions>"
+
+
+class _ElementUses:
+    """The uses of a tuple by the element that they read."""
+
+    def __init__(self, uses: Sequence[tuple[Instruction, int]]) -> None:
+        self._of_all: list[tuple[int, tuple[Instruction, int]]] = []
+        self._of_one: dict[int, list[tuple[int, tuple[Instruction, int]]]] = {}
+        for place, (user, number) in enumerate(uses):
+            read_index = user.operand_values[number].tuple_index
+            text = user.attributes.get("index", "") if user.opcode == "get-tuple-element" else ""
+            if read_index:
+                self._of_one.setdefault(read_index[0], []).append((place, (user, number)))
+            elif read.is_number(text):
+                self._of_one.setdefault(int(text), []).append((place, (user, number)))
+            else:
+                self._of_all.append((place, (user, number)))
+
+    def of(self, element: int) -> Sequence[tuple[Instruction, int]]:
+        return [use for _, use in merge(self._of_all, self._of_one.get(element, ()), key=_place)]
+
+
+def _place(use: tuple[int, tuple[Instruction, int]]) -> int:
+    return use[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,6 +527,16 @@ class Module:
             )
         )
 
+    @cached_property
+    def donated_to(self) -> Mapping[tuple[int, ...], int]:
+        """The index of an output -> the number of the parameter whose whole buffer it takes."""
+        numbers: dict[tuple[int, ...], int] = {}
+        for alias in self.input_output_aliases:
+            known = alias.parameter_number < len(self.entry.parameters)
+            if known and not alias.parameter_index:
+                numbers.setdefault(alias.output_index, alias.parameter_number)
+        return numbers
+
     # -- calls
 
     def called(self, instruction: Instruction) -> tuple[Computation, ...]:
@@ -472,6 +556,19 @@ class Module:
                 for name in instruction.called_names:
                     callers.setdefault(name, []).append(instruction)
         return {name: tuple(found) for name, found in callers.items()}
+
+    def fusion_kinds(self, computation: Computation) -> frozenset[str]:
+        """The kinds (``kLoop``, ``kCustom``, ...) of the fusions that call ``computation``."""
+        return self._fusion_kinds.get(computation.name, frozenset())
+
+    @cached_property
+    def _fusion_kinds(self) -> dict[str, frozenset[str]]:
+        return {
+            name: frozenset(
+                caller.attributes.get("kind", "") for caller in callers if caller.opcode == "fusion"
+            )
+            for name, callers in self._callers.items()
+        }
 
     # -- sources
 

@@ -228,7 +228,7 @@ def _parse_array(text: str, position: int) -> tuple[Shape, int]:
     dimensions_text = match["dimensions"].strip()
     dimensions = tuple(map(_dimension, dimensions_text.split(","))) if dimensions_text else ()
     layout = None if match["layout"] is None else _parse_layout(match["layout"])
-    if math.prod(max(size, 1) for size in dimensions) >= 1 << 63:
+    if not _is_countable(dimensions):
         raise ValueError(f"{match['type']}[...] has more elements than an int64 can count")
     order = layout.minor_to_major if layout is not None else ()
     if order and sorted(order) != list(range(len(dimensions))):
@@ -271,6 +271,16 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def _is_countable(sizes: tuple[int, ...]) -> bool:
+    """Whether an int64 can hold the product of sizes, those that are 0 or not known left out."""
+    product = 1
+    for size in sizes:
+        product *= max(size, 1)
+        if product >= 1 << 63:
+            return False
+    return True
+
+
 def _tile_size(text: str) -> int:
     size = -1 if text.strip() == "*" else _number(text)
     if size == 0:
@@ -301,6 +311,8 @@ def _parse_layout(text: str) -> Layout:
         groups = _GROUP.findall(suffix["values"])
         if suffix["name"] == "T":
             tiles = tuple(tuple(map(_tile_size, group.split(","))) for group in groups)
+            if not all(map(_is_countable, tiles)):
+                raise ValueError(f"a tile of {_shorten(text)} is larger than an int64 can count")
         elif suffix["name"] == "S" and len(groups) == 1:
             memory_space = _number(groups[0])
         else:

@@ -93,11 +93,11 @@ def _numbers(diff: Diff) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("", overflow="fold")
     for side in (diff.a, diff.b):
-        table.add_column(plain(side.name), justify="right", no_wrap=True)
+        table.add_column(Text(plain(side.name)), justify="right", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
     for row in number_rows(diff):
         change = Text(row.change, style="red" if row.worse else "green")
-        table.add_row(row.name, row.a, row.b, change)
+        table.add_row(Text(row.name), row.a, row.b, change)
     return table
 
 

@@ -118,12 +118,19 @@ class Repository:
 
     def _has(self, path: str, line: int) -> bool:
         """Whether the repository has such a file, and that has ``line`` lines."""
+        return self.relative(self.root / path) is not None and line <= self._line_count(path)
+
+    @cached_property
+    def _line_count(self) -> Callable[[str], int]:
+        return cache(self._count_lines)
+
+    def _count_lines(self, path: str) -> int:
         with contextlib.suppress(*_UNREADABLE):
             file = self.root / path
             if file.is_file() and file.stat().st_size <= _MOST_SOURCE_BYTES:
                 text = file.read_bytes()
-                return line <= text.count(b"\n") + (not text.endswith(b"\n"))
-        return False
+                return text.count(b"\n") + (not text.endswith(b"\n"))
+        return 0
 
 
 def shown(source: SourceLocation) -> str:

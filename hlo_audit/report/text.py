@@ -120,7 +120,7 @@ def _versions(report: Report) -> Text:
     }
     found = compiled_with.pop() if len(compiled_with) == 1 else ()
     parts = [f"hlo-audit {__version__}", *(f"{name} {version}" for name, version in found)]
-    return Text("  ".join(parts), style="dim")
+    return Text(plain("  ".join(parts)), style="dim")
 
 
 def _subject(audit: ProgramAudit) -> str:
@@ -174,7 +174,7 @@ def _legend(audits: Sequence[ProgramAudit]) -> Iterator[RenderableType]:
     for code, reason in {c: r for audit in audits for c, r in audit.skipped.items()}.items():
         reasons.setdefault(reason, []).append(code)
     for reason, codes in reasons.items():
-        yield Text(f"-: {', '.join(codes)} {reason}", style="dim")
+        yield Text(plain(f"-: {', '.join(codes)} {reason}"), style="dim")
 
 
 # -- the findings
@@ -236,7 +236,7 @@ def _heading(audit: ProgramAudit, rule: Rule, found: Sequence[Finding]) -> Inden
     costs = [format_cost(found)]
     text = Text.assemble(
         (f"{rule.code} {rule.slug}", "bold"),
-        f"  {len(found)}: {classes}" + "".join(f"; {cost}" for cost in costs if cost),
+        f"  {len(found)}: {plain(classes)}" + "".join(f"; {cost}" for cost in costs if cost),
     )
     return Indented(text, 2, hanging=2)
 

@@ -1,0 +1,265 @@
+"""Files, folders and links that are made to hurt, given to the command itself: each ends with a
+right result, or with exit code 2 and one line; in bounded time and memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hlo_audit.dump import MAX_UNPACKED_TIMES, UNPACKED_BYTES_ALLOWED, read_module
+from hlo_audit.errors import DumpError
+from hlo_audit.manifest import read_manifest
+
+pytestmark = pytest.mark.slow
+
+MODULE = """\
+HloModule m, is_scheduled=true
+
+ENTRY %e (p: f32[512,512]) -> f32[512,512] {
+  %p = f32[512,512]{1,0} parameter(0)
+  ROOT %copy = f32[512,512]{0,1} copy(%p)
+}
+"""
+
+SECRET = "root-of-all-evil"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run of the command, its wall time, and the most memory that it took."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    peak_bytes: int
+
+    def is_refused_in_a_line(self, *words: str) -> bool:
+        lines = self.stderr.splitlines()
+        return (
+            self.code == 2
+            and len(lines) == 1
+            and lines[0].startswith("hlo-audit: error: ")
+            and all(word in lines[0] for word in words)
+        )
+
+
+def run(*arguments: str | Path, cwd: Path, most_seconds: float = 60) -> Ended:
+    out, err = cwd.parent / "stdout", cwd.parent / "stderr"
+    started = time.monotonic()
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+        timer = threading.Timer(most_seconds, process.kill)
+        timer.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+    unit = 1 if sys.platform == "darwin" else 1024
+    seconds = time.monotonic() - started
+    peak_bytes = usage.ru_maxrss * unit
+    return Ended(process.returncode, out.read_text(), err.read_text(), seconds, peak_bytes)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+def bind_socket(path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket may not be long
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def dump_in(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    for stage in ("before_optimizations", "after_codegen"):
+        (folder / f"module_0001.m.{stage}.txt").write_text(MODULE)
+    return folder
+
+
+@pytest.mark.parametrize("piece", ["a", "{", '"', "%p, ", " "])
+def test_a_line_of_50_mb(here: Path, piece: str) -> None:
+    count = 50_000_000 // len(piece)
+    text = MODULE.replace("copy(%p)", "copy(%p), x=" + piece * count)
+    (here / "step.txt").write_text(text)
+    ended = run("check", "step.txt", cwd=here, most_seconds=120)
+    assert ended.code == 0 or ended.is_refused_in_a_line("step.txt"), ended.stderr[:500]
+    # A list of 50 million brackets is the worst: 80 bytes for each that is open.
+    assert ended.peak_bytes < 400_000_000 + 120 * len(text)
+
+
+def test_a_gzip_bomb_is_given_up_early(here: Path) -> None:
+    bomb = here / "step.txt.gz"
+    with gzip.open(bomb, "wb", compresslevel=9) as file:
+        for _ in range(512):
+            file.write(b" " * (1 << 20))
+    assert bomb.stat().st_size < 1 << 20
+    ended = run("check", bomb, cwd=here)
+    assert ended.is_refused_in_a_line("step.txt.gz", "gzip -d"), ended.stderr
+    assert ended.peak_bytes < 200_000_000 + 2 * UNPACKED_BYTES_ALLOWED
+
+
+def test_a_large_file_may_unpack_to_many_times_its_size_and_no_more(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hlo_audit.dump.UNPACKED_BYTES_ALLOWED", 1000)
+    path = here / "step.txt.gz"
+    path.write_bytes(gzip.compress(MODULE.encode()))
+    assert read_module(path).name == "m"
+    path.write_bytes(gzip.compress(MODULE.encode() + b"\n" * 50_000))
+    assert path.stat().st_size * MAX_UNPACKED_TIMES < 50_000
+    with pytest.raises(DumpError, match="64 times its size"):
+        read_module(path)
+
+
+def test_links_lead_nowhere_out_of_a_dump(here: Path) -> None:
+    secret = here / "secret.txt"
+    secret.write_text(f"HloModule {SECRET}\n")
+    dump = dump_in(here / "dump")
+    (dump / "module_0002.x.before_optimizations.txt").symlink_to(secret)
+    (dump / "module_0003.x.before_optimizations.txt").symlink_to("/etc/passwd")
+    (dump / "hlo-audit.json").symlink_to(secret)
+    (dump / "folder").symlink_to(here)
+    (dump / "loop").symlink_to(dump)
+    (dump / "one").symlink_to("two")
+    (dump / "two").symlink_to("one")
+    ended = run("check", "dump", "--format", "json", cwd=here)
+    assert ended.is_refused_in_a_line("hlo-audit.json is no manifest"), ended.stderr
+    (dump / "hlo-audit.json").unlink()
+    ended = run("check", "dump", "--format", "json", cwd=here)
+    assert ended.code == 0
+    assert ended.stdout.count('"program":') == 1
+    assert SECRET not in ended.stdout + ended.stderr
+
+
+def test_a_manifest_that_is_a_link_is_not_read(here: Path) -> None:
+    secret = here / "secret"
+    secret.write_text(json.dumps({"schema_version": SECRET}))
+    (here / "hlo-audit.json").symlink_to(secret)
+    with pytest.raises(DumpError) as caught:
+        read_manifest(here)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option", [[], ["--baseline"], ["--config"], ["--against"]], ids=lambda option: "".join(option)
+)
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "loop", "folder", "nothing"])
+def test_what_is_no_file_is_refused_in_a_line(here: Path, option: list[str], kind: str) -> None:
+    (here / "step.txt").write_text(MODULE)
+    path = here / "special.json"
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "socket":
+            bind_socket(path)
+        case "device":
+            path = Path("/dev/zero")
+        case "loop":
+            path.symlink_to(path)
+        case "folder":
+            path.mkdir()
+    arguments: Sequence[str | Path] = ["step.txt", *option, path] if option else [path]
+    ended = run("check", *arguments, cwd=here, most_seconds=30)
+    assert ended.is_refused_in_a_line(), ended
+
+
+def test_a_dump_of_special_files_reads_the_others(here: Path) -> None:
+    dump = dump_in(here / "dump")
+    os.mkfifo(dump / "module_0002.m.before_optimizations.txt")
+    bind_socket(dump / "module_0003.m.before_optimizations.txt")
+    ended = run("check", "dump", "--format", "json", cwd=here, most_seconds=30)
+    assert ended.code == 0
+    assert ended.stdout.count('"program":') == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_one_line_that_says_so(here: Path) -> None:
+    dump = dump_in(here / "dump")
+    (dump / "module_0001.m.after_codegen.txt").chmod(0)
+    ended = run("check", "dump", cwd=here)
+    assert ended.is_refused_in_a_line("after_codegen.txt", "Permission denied")
+    dump.chmod(0)
+    ended = run("check", "dump", cwd=here)
+    dump.chmod(0o700)
+    assert ended.is_refused_in_a_line("dump", "Permission denied")
+
+
+def test_a_folder_of_100_000_files(here: Path) -> None:
+    dump = dump_in(here / "dump")
+    for number in range(100_000):
+        (dump / f"other_{number:06}.bin").touch()
+    ended = run("check", "dump", cwd=here)
+    assert ended.code == 0, ended.stderr
+    assert ended.peak_bytes < 300_000_000
+    shutil.rmtree(dump)
+
+
+def test_folders_very_deep_and_names_very_odd(here: Path) -> None:
+    deepest = here
+    for _ in range(300):
+        deepest = deepest / "deep"
+    deepest.mkdir(parents=True)
+    dump_in(deepest)
+    odd = dump_in(here / "\x1b[31m\n\u202e'\"")
+    (odd / os.fsdecode(b"module_0001.\xff\xfe.after_codegen.txt")).write_text(MODULE)
+    ended = run("check", ".", cwd=here)
+    assert ended.code == 0, ended.stderr
+    assert all(char.isprintable() or char == "\n" for char in ended.stdout)
+
+
+def test_a_folder_that_vanishes_while_it_is_read(here: Path) -> None:
+    dump = here / "dump"
+    stop = threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            dump_in(dump)
+            shutil.rmtree(dump, ignore_errors=True)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(6):
+            ended = run("check", "dump", cwd=here)
+            if ended.code:  # a line for each of the modules, of which there is one at the most
+                assert ended.is_refused_in_a_line(), ended
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_protos_that_take_too_much_are_refused_and_the_command_stays_small(here: Path) -> None:
+    # A shape of a trillion elements, and the ids of instructions far apart.
+    huge = b"\xff\xff\xff\xff\xff\xff\xff\x7f"
+    proto = b"\x0a\x01m\x12\x01e\x1a" + bytes([40]) + b"\x0a\x01e\x12\x20\x0a\x01p\x12\x09parameter"
+    proto += b"\x1a\x0c\x10\x0b\x1a\x08" + huge
+    (here / "step.hlo.pb").write_bytes(proto)
+    ended = run("check", "step.hlo.pb", cwd=here)
+    assert ended.is_refused_in_a_line("step.hlo.pb"), ended.stderr
+    assert ended.peak_bytes < 200_000_000
