@@ -154,7 +154,7 @@ def test_unused_suppressions_are_told_in_the_order_of_their_lines(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_program_is_compiled_and_reported_alike(tmp_path: Path) -> None:
-    programs = [f"{PROGRAMS}/matmul.py:build", f"{PROGRAMS}/forms.py:control_flow"]
+    programs = [f"{PROGRAMS}/forms.py:control_flow"]
     options = ("--mesh", "x=2,y=2", "--platform", "cpu", "--no-config", "--no-cache", "--quiet")
     check = ("check", *programs, *options, "--introduced-by", "--format", "json")
     folders = [tmp_path / "one", tmp_path / "an" / "other"]
@@ -165,7 +165,7 @@ def test_a_program_is_compiled_and_reported_alike(tmp_path: Path) -> None:
         busy = run(*check, "--jobs", "2", cwd=folders[1], seed=2)
     report = json.loads(alone)
     assert without_volatile(busy) == without_volatile(alone)
-    assert [len(program["counts"]) for program in report["programs"]] == [5] * 4
+    assert [len(program["counts"]) for program in report["programs"]] == [5] * 2
     assert sum(len(program["findings"]) for program in report["programs"]) > 10
 
     # Two machines do the same together, and part the programs by the times of the first run.
@@ -178,7 +178,6 @@ def test_a_program_is_compiled_and_reported_alike(tmp_path: Path) -> None:
         shard = ("--shard", f"{index}/2", "--timings", tmp_path / "timings.json")
         paths[-1].write_text(run(*check, *shard, cwd=folder, seed=index))
     sizes = [len(json.loads(path.read_text())["programs"]) for path in paths]
-    assert sum(sizes) == 4
-    assert max(sizes) < 4
+    assert sizes == [1, 1]
     merged = run("merge", *paths, "--no-config", "--format", "json", cwd=tmp_path, seed=3)
     assert without_volatile(merged) == without_volatile(alone)
