@@ -50,15 +50,21 @@ def parse_shard(text: str) -> Shard:
     Raises:
         UsageError: for anything else.
     """
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    shard = Shard(*map(int, found.groups())) if found else None
-    if shard is None or not 1 <= shard.index <= shard.count:
+    if not text:
+        raise UsageError("--shard is empty", hint="is a variable not set?")
+    found = re.fullmatch(r"([0-9]{1,40})/([0-9]{1,40})", text)
+    if found is None:
         raise UsageError(
             f"--shard {text[:40]} is not of the form I/N",
             hint="such as 2/8, from 1/8 to 8/8",
         )
+    shard = Shard(*map(int, found.groups()))
     if shard.count > MOST_SHARDS:
-        raise UsageError(f"--shard {text}: that are more than {MOST_SHARDS:,} shards")
+        raise UsageError(f"--shard {text}: at most {MOST_SHARDS:,} shards")
+    if shard.count < 1:
+        raise UsageError(f"--shard {text}: N must be at least 1")
+    if not 1 <= shard.index <= shard.count:
+        raise UsageError(f"--shard {text}: I must be from 1 to {shard.count}")
     return shard
 
 
