@@ -639,6 +639,15 @@ def test_what_is_no_report_is_refused(
         assert_refused(timed, "is no report of hlo-audit", reason)
 
 
+def test_timings_that_were_taken_out_are_missed(
+    repository: Path, report: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(without_volatile(report.read_text()))
+    timed = run("check", "dumps/a", "--shard", "1/1", "--timings", path, cwd=repository)
+    assert_refused(timed, f"{path} holds no timings (key volatile)", "as --format json wrote it")
+
+
 def test_what_is_no_file_is_refused(repository: Path, tmp_path: Path) -> None:
     assert_refused(run("merge", tmp_path, cwd=repository), "it is no file")
     assert_refused(run("merge", tmp_path / "no.json", cwd=repository), "there is no report")

@@ -72,9 +72,18 @@ def read_times(path: Path, top: Path) -> list[RecordedTime]:
         top: see :func:`hlo_audit.shard.take_part`.
 
     Raises:
-        UsageError: where it is not there or no report.
+        UsageError: where it is not there, no report, or one whose timings were taken out.
     """
-    return _read(path, lambda report: list(_times(report, top)))
+
+    def times(report: _Value) -> list[RecordedTime]:
+        if "volatile" not in report.mapping():
+            raise UsageError(
+                f"{str(path)[:200]} holds no timings (key volatile)",
+                hint="give a report as --format json wrote it",
+            )
+        return list(_times(report, top))
+
+    return _read(path, times)
 
 
 def _read(path: Path, read: Callable[[_Value], _T]) -> _T:
@@ -411,12 +420,10 @@ def _traffic(value: _Value) -> Traffic | None:
 
 
 def _times(report: _Value, top: Path) -> Iterator[RecordedTime]:
-    volatile = report.mapping().get("volatile")
-    timings = [] if volatile is None else volatile["timings"].items()
-    programs = report["programs"].items()
-    if volatile is not None and len(programs) != len(timings):
+    timings, programs = report["volatile"]["timings"].items(), report["programs"].items()
+    if len(programs) != len(timings):
         raise ValueError(f"it has {len(programs)} programs and {len(timings)} timings")
-    for program, one in zip(programs, timings, strict=False):
+    for program, one in zip(programs, timings, strict=True):
         timing = _timing(one)
         if timing is None or timing.compile_seconds is None:
             continue
