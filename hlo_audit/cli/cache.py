@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hlo_audit.cli.options import cache_in
+from hlo_audit.cli.paths import FOLDER
 
 
 @click.group()
@@ -15,7 +16,7 @@ def cache() -> None:
 
 
 @cache.command("info")
-@click.option("--cache-dir", type=click.Path(path_type=Path), envvar="HLO_AUDIT_CACHE_DIR")
+@click.option("--cache-dir", type=FOLDER, envvar="HLO_AUDIT_CACHE_DIR")
 def cache_info(cache_dir: Path | None) -> None:
     """Print where the cache is and what it holds."""
     from hlo_audit.report.wording import format_bytes, plain
@@ -26,7 +27,7 @@ def cache_info(cache_dir: Path | None) -> None:
 
 
 @cache.command("clear")
-@click.option("--cache-dir", type=click.Path(path_type=Path), envvar="HLO_AUDIT_CACHE_DIR")
+@click.option("--cache-dir", type=FOLDER, envvar="HLO_AUDIT_CACHE_DIR")
 def cache_clear(cache_dir: Path | None) -> None:
     """Delete every dump in the cache."""
     from hlo_audit.report.wording import format_bytes

@@ -26,6 +26,7 @@ from hlo_audit.cli.options import (
     takes_outputs,
     takes_rule_choice,
 )
+from hlo_audit.cli.paths import INPUT_FILE
 from hlo_audit.cli.planned import is_narrowed, plan
 from hlo_audit.errors import UsageError
 
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--timings",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=INPUT_FILE,
     help="Part the programs by how long they took in this JSON report; the same for all shards.",
 )
 @click.option(

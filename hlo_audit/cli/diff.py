@@ -17,6 +17,7 @@ from hlo_audit.cli.options import (
     takes_how,
 )
 from hlo_audit.cli.output import print_out, put
+from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.cli.planned import plan
 from hlo_audit.errors import EXIT_GATE_FAILED
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Write the diff to this file.")
+@click.option("--output", type=OUTPUT_FILE, help="Write the diff to this file.")
 def diff(
     programs: tuple[str, ...],
     how: How,

@@ -9,6 +9,7 @@ import click
 
 from hlo_audit.cli.options import How, cache_of, completes, find_programs, progress_of, takes_how
 from hlo_audit.cli.output import complain
+from hlo_audit.cli.paths import FOLDER
 from hlo_audit.errors import HloAuditError, UsageError
 
 
@@ -20,7 +21,7 @@ from hlo_audit.errors import HloAuditError, UsageError
     "--output",
     "folder",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="Folder for the dumps; each program gets one in it.",
 )
 def lower(program: str, how: How, folder: Path) -> None:

@@ -16,6 +16,7 @@ from hlo_audit.cli.options import (
     takes_gate,
     takes_outputs,
 )
+from hlo_audit.cli.paths import INPUT_OR_STREAM
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     nargs=-1,
     required=True,
     metavar="REPORT...",
-    type=click.Path(path_type=Path),
+    type=INPUT_OR_STREAM,
 )
 @takes_gate(against="PATH", help="Fail on findings that are not in this JSON report.")
 @takes_config

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hlo_audit.cli.output import say
+from hlo_audit.cli.paths import FOLDER, INPUT_FILE
 from hlo_audit.errors import HloAuditError, UsageError
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ _HOW_OPTIONS = (
     ),
     click.option(
         "--cache-dir",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=FOLDER,
         envvar="HLO_AUDIT_CACHE_DIR",
         show_envvar=True,
         help="Folder of compiled dumps.  [default: the platform's cache folder]",
@@ -188,7 +189,7 @@ _CONFIG_OPTIONS = (
     click.option(
         "--config",
         "config_file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=INPUT_FILE,
         help="Take this config.  [default: the nearest hlo-audit.toml or pyproject.toml upwards]",
     ),
     click.option("--no-config", is_flag=True, help="Take no config."),
@@ -289,7 +290,7 @@ _BASELINE_OPTIONS = (
     ),
     click.option(
         "--baseline",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=INPUT_FILE,
         help="Fail on findings that are not in this file.",
     ),
     click.option("--update-baseline", is_flag=True, help="Write what is found to the baseline."),

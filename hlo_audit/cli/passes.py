@@ -18,6 +18,7 @@ from hlo_audit.cli.options import (
     takes_how,
 )
 from hlo_audit.cli.output import complain, print_out, put
+from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.errors import HloAuditError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Write the report to this file.")
+@click.option("--output", type=OUTPUT_FILE, help="Write the report to this file.")
 def passes(
     program: str,
     how: How,

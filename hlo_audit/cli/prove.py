@@ -21,6 +21,7 @@ from hlo_audit.cli.options import (
     takes_how_but,
 )
 from hlo_audit.cli.output import complain, print_out, put
+from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.errors import EXIT_GATE_FAILED
 
 
@@ -43,7 +44,7 @@ from hlo_audit.errors import EXIT_GATE_FAILED
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Write the report to this file.")
+@click.option("--output", type=OUTPUT_FILE, help="Write the report to this file.")
 def prove(
     names: tuple[str, ...],
     how: How,

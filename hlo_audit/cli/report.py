@@ -26,6 +26,7 @@ from hlo_audit.cli.options import (
     takes_rule_choice,
 )
 from hlo_audit.cli.output import put
+from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.cli.planned import is_narrowed, plan
 from hlo_audit.errors import UsageError
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUTPUT_FILE,
     help="Write the page to this file.  [default: standard output, where that is no terminal]",
 )
 def report(

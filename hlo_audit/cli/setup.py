@@ -10,6 +10,7 @@ import click
 
 from hlo_audit.cli.options import cache_in, takes_config
 from hlo_audit.cli.output import put
+from hlo_audit.cli.paths import FOLDER
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def init(force: bool) -> None:
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
-@click.option("--cache-dir", type=click.Path(path_type=Path), envvar="HLO_AUDIT_CACHE_DIR")
+@click.option("--cache-dir", type=FOLDER, envvar="HLO_AUDIT_CACHE_DIR")
 @takes_config
 def doctor(format_: str, cache_dir: Path | None, config: Config) -> None:
     """Say what this machine can compile for, with which versions, and what is missing."""

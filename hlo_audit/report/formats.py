@@ -53,6 +53,8 @@ def plan_outputs(
     files: list[Destination] = []
     bare: list[str] = []
     for output in outputs:
+        if not output:
+            raise UsageError("--output is empty", hint="is a variable not set?")
         named = _NAMED.fullmatch(output)
         if named is None:
             bare.append(output)
@@ -65,7 +67,7 @@ def plan_outputs(
                 hint=f"{error.hint}; or ./{output} for a file of that name",
             )
         if not named[2]:
-            raise UsageError(f"--output {output}: no file is named")
+            raise UsageError(f"--output {output}: no file is named", hint="is a variable not set?")
         files.append(Destination(format_, Path(named[2])))
     if len(bare) > 1:
         raise UsageError(
