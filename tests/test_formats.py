@@ -756,6 +756,13 @@ def test_real_names_that_hurt_go_through_the_command_line(tmp_path: Path) -> Non
         (["json"], ["r", "sarif=s"], False, [("sarif", "s"), ("json", "r")]),
         ([], ["sarif=a=b"], True, [("sarif", "a=b")]),
         ([], ["./a=b"], False, [("text", "./a=b")]),
+        ([], ["-"], True, [("text", None)]),
+        (["json"], ["-"], False, [("json", None)]),
+        ([], ["json=-"], False, [("json", None)]),
+        (["json"], ["json=-"], False, [("json", None)]),
+        ([], ["json=-", "sarif=s"], False, [("json", None), ("sarif", "s")]),
+        (["json"], ["-", "sarif=s"], True, [("json", None), ("sarif", "s")]),
+        ([], ["./-"], False, [("text", "./-")]),
         (
             ["github"],
             ["json=j", "junit=x"],
@@ -785,6 +792,8 @@ def test_formats_and_outputs_together(
         ([], ["a.sarif=b"], ["no format is called 'a.sarif'"]),
         ([], ["sarif="], ["no file is named"]),
         ([], ["sarif=a", "json=a"], ["both sarif and json"]),
+        ([], ["sarif=-", "json=-"], ["json and sarif", "cannot both go to the terminal"]),
+        (["text"], ["json=-"], ["text and json", "cannot both go to the terminal"]),
         ([], ["sarif=a", "sarif=./a"], ["both sarif and sarif"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -90,3 +91,24 @@ def test_a_file_of_the_name_of_a_stream_can_be_given() -> None:
 def test_an_output_that_names_a_format_alone_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--output json=: no file is named \(is a variable"):
         cli.main(["check", "no/such/program", "--output", "json="], standalone_mode=False)
+
+
+def test_a_dash_is_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "HloModule m, is_scheduled=true\n\nENTRY %e (p: f32[8]) -> f32[8] {\n"
+        "  %p = f32[8]{0} parameter(0)\n  ROOT %n = f32[8]{0} negate(%p)\n}\n"
+    )
+    Path("m.txt").write_text(text)
+    for command in (
+        ("check", "m.txt", "--format", "json", "--output", "-"),
+        ("check", "m.txt", "--output", "json=-"),
+        ("diff", "m.txt", "m.txt", "--format", "json", "--output", "-"),
+        ("report", "m.txt", "--output", "-"),
+    ):
+        with contextlib.suppress(SystemExit):
+            cli.main([*command], standalone_mode=False)
+        assert capsys.readouterr().out.startswith(("{", "<!DOCTYPE html>")), command
+    assert [path.name for path in tmp_path.iterdir()] == ["m.txt"]

@@ -76,12 +76,13 @@ def state(p, q):
 """
 
 
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path, cwd: Path, stdin: Any = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=cwd,
+        stdin=stdin,
         env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
         timeout=300,
         check=False,
@@ -637,6 +638,21 @@ def test_what_is_no_report_is_refused(
     timed = run("check", "dumps/a", "--shard", "1/1", "--timings", path, cwd=repository)
     if "tool" not in reason:
         assert_refused(timed, "is no report of hlo-audit", reason)
+
+
+def test_one_report_may_be_standard_input(repository: Path, reports: list[Path]) -> None:
+    one, two, three = reports
+    with two.open() as given:
+        piped = run("merge", one, "-", three, "--format", "json", cwd=repository, stdin=given)
+    merged = run("merge", one, two, three, "--format", "json", cwd=repository)
+    assert piped.stdout == merged.stdout
+    assert json.loads(merged.stdout)["programs"]
+    assert_refused(run("merge", "-", one, "-", cwd=repository), "- is given more than once")
+    with Path(os.devnull).open() as given:
+        nothing = run("merge", "-", cwd=repository, stdin=given)
+    assert_refused(nothing, "standard input is ")
+    with two.open() as given:
+        assert_refused(run("merge", "-", cwd=repository, stdin=given), "2 of 3 shards are missing")
 
 
 def test_timings_that_were_taken_out_are_missed(

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
-@click.option("--output", type=OUTPUT_FILE, help="Write the diff to this file.")
+@click.option(
+    "--output", type=OUTPUT_FILE, help="Write the diff to this file; - is standard output."
+)
 def diff(
     programs: tuple[str, ...],
     how: How,

@@ -45,14 +45,16 @@ def merge(
 ) -> None:
     """Join the reports of all shards, and gate on what they find together.
 
-    REPORT is what "hlo-audit check --shard I/N --format json" wrote; all N must be there, in any
-    order. The config, the baseline and the budgets are those of this command. The report is the one
-    that a run without --shard would have made.
+    REPORT is what "hlo-audit check --shard I/N --format json" wrote; "-" reads one from standard
+    input. All N must be there, in any order. The config, the baseline and the budgets are those of
+    this command. The report is the one that a run without --shard would have made.
     """
     from hlo_audit.report.merge import merge as merge_reports
     from hlo_audit.report.stored import read_stored
     from hlo_audit.rules import ALL_RULES
 
+    if reports.count(Path("-")) > 1:
+        raise UsageError("- is given more than once", hint="standard input is one report")
     asked = read_asked(config, gate, shown, applied=None, quiet=quiet)
     asked.refuse_overwriting([str(path) for path in reports])
     if asked.compared.other is not None and asked.compared.known is None:

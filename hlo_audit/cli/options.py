@@ -319,7 +319,8 @@ _OUTPUT_OPTIONS = (
         metavar="[FORMAT=]PATH",
         shell_complete=completes("output_formats", files=True),
         help="Write the report to this file, in the form of --format or in the one named; may be "
-        "repeated. With FORMAT=PATH the terminal still shows the text, unless --quiet.",
+        "repeated; - is standard output. With FORMAT=PATH the terminal still shows the text, "
+        "unless --quiet.",
     ),
     click.option("--verbose", "-v", is_flag=True, help="List every finding, notes too."),
 )

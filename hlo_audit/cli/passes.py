@@ -58,7 +58,9 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
-@click.option("--output", type=OUTPUT_FILE, help="Write the report to this file.")
+@click.option(
+    "--output", type=OUTPUT_FILE, help="Write the report to this file; - is standard output."
+)
 def passes(
     program: str,
     how: How,

@@ -29,7 +29,7 @@ class PathType(click.Path):
         super().__init__(
             path_type=Path,
             file_okay=kind != "folder",
-            dir_okay=kind == "folder",
+            dir_okay=kind == "folder" or (kind == "input" and dash),
             readable=kind != "output",
         )
         self.kind = kind

@@ -38,7 +38,7 @@ def plan_outputs(
 
     An output ``FORMAT=PATH`` says its format. A bare ``PATH`` takes the one of ``--format``; text,
     where none is given. A format that goes to no file goes to the terminal; where all go to files
-    that say their format, text does, unless ``quiet``.
+    that say their format, text does, unless ``quiet``. The path ``-`` is the terminal.
 
     Args:
         formats: as given, in any order; none for text.
@@ -51,6 +51,7 @@ def plan_outputs(
     """
     asked = list(dict.fromkeys(formats))
     files: list[Destination] = []
+    to_terminal: list[Format] = []
     bare: list[str] = []
     for output in outputs:
         if not output:
@@ -68,7 +69,10 @@ def plan_outputs(
             )
         if not named[2]:
             raise UsageError(f"--output {output}: no file is named", hint="is a variable not set?")
-        files.append(Destination(format_, Path(named[2])))
+        if named[2] == "-":
+            to_terminal.append(format_)
+        else:
+            files.append(Destination(format_, Path(named[2])))
     if len(bare) > 1:
         raise UsageError(
             f"--output {bare[0]} and --output {bare[1]} do not say their formats",
@@ -80,13 +84,15 @@ def plan_outputs(
             hint=f"write --output {asked[-1]}={bare[0]}",
         )
     in_files = {destination.format for destination in files}
-    if bare:
+    if bare and bare[0] == "-":
+        to_terminal.append(asked[0] if asked else "text")
+    elif bare:
         files.append(Destination(asked[0] if asked else "text", Path(bare[0])))
-        shown: list[Format] = []
     else:
-        shown = [format_ for format_ in asked if format_ not in in_files]
-        if not shown and not (quiet and files):
-            shown = ["text"]
+        to_terminal += [format_ for format_ in asked if format_ not in in_files]
+        if not to_terminal and not (quiet and files):
+            to_terminal = ["text"]
+    shown = list(dict.fromkeys(to_terminal))
     _refuse_two_in_one(files, shown)
     return [*(Destination(format_, None) for format_ in shown), *files]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from hlo_audit.suppressions import Use, UseState
 MOST_BYTES = 1 << 30
 """Larger files are no reports."""
 
+_PART_BYTES = 1 << 20
 _MOST_DEPTH = 64
 _MOST_SECONDS = 1e9
 
@@ -54,7 +56,7 @@ class StoredReport:
 
 
 def read_stored(path: Path, rules: Sequence[Rule]) -> StoredReport:
-    """Read a report of this version of hlo-audit.
+    """Read a report of this version of hlo-audit; the path ``-`` is standard input.
 
     Args:
         rules: all that there are.
@@ -87,14 +89,9 @@ def read_times(path: Path, top: Path) -> list[RecordedTime]:
 
 
 def _read(path: Path, read: Callable[[_Value], _T]) -> _T:
+    name = _name_of(path)
     try:
-        if not path.exists():
-            raise UsageError(f"there is no report {str(path)[:200]}")
-        if not path.is_file():
-            raise ValueError("it is no file")
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it is larger than {MOST_BYTES >> 30} GiB")
-        text = path.read_text(encoding="utf-8")
+        text = _text_of(path)
         top = _Value(json.loads(text, parse_constant=_refuse_constant), "")
         version = top.mapping().get("schema_version")
         if version is None or version.value != SCHEMA_VERSION or isinstance(version.value, bool):
@@ -109,9 +106,36 @@ def _read(path: Path, read: Callable[[_Value], _T]) -> _T:
         reason = error.strerror or type(error).__name__
     except ValueError as error:
         reason = str(error)[:200]
-    raise UsageError(
-        f"{str(path)[:200]} is no report of hlo-audit: {reason}", hint="--format json writes one"
-    )
+    raise UsageError(f"{name} is no report of hlo-audit: {reason}", hint="--format json writes one")
+
+
+def _name_of(path: Path) -> str:
+    return "standard input" if str(path) == "-" else str(path)[:200]
+
+
+def _text_of(path: Path) -> str:
+    if str(path) == "-":
+        return _standard_input()
+    if not path.exists():
+        raise UsageError(f"there is no report {str(path)[:200]}")
+    if not path.is_file():
+        raise ValueError("it is no file")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it is larger than {MOST_BYTES >> 30} GiB")
+    return path.read_text(encoding="utf-8")
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    parts: list[bytes] = []
+    left_bytes = MOST_BYTES
+    while part := sys.stdin.buffer.read(_PART_BYTES):
+        left_bytes -= len(part)
+        if left_bytes < 0:
+            raise ValueError(f"it is larger than {MOST_BYTES >> 30} GiB")
+        parts.append(part)
+    return b"".join(parts).decode("utf-8")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -224,7 +248,7 @@ def _stored(path: Path, top: _Value, rules: Sequence[Rule]) -> StoredReport:
     version = top["tool"]["version"].text()
     if version != __version__:
         raise UsageError(
-            f"{path} was written by hlo-audit {version[:40]}, and this is {__version__}",
+            f"{_name_of(path)} was written by hlo-audit {version[:40]}, and this is {__version__}",
             hint="take one version for all",
         )
     environment = top["environment"].mapping()
