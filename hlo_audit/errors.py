@@ -6,6 +6,12 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+MOST_LISTED = 12
+"""Names that a hint lists in full."""
+
+_LONGEST_NAME = 80
+_MOST_COMPARED = 2_000
+
 EXIT_GATE_FAILED = 1
 """The exit code of the command line where all went well and the verdict is no."""
 
@@ -147,8 +153,19 @@ def error_of_kind(
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is none of the known ones, with the nearest as a hint."""
-    choices = list(known)
-    near = difflib.get_close_matches(name, choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "one of: " + ", ".join(choices)
-    return UsageError(f"no {what} is called {name!r}", hint=hint)
+    """The error for a name that is none of the known ones, with the nearest as a hint.
+
+    Where none is near, the hint lists all, or of more than :data:`MOST_LISTED` some of the nearest.
+    """
+    choices = list(dict.fromkeys(known))
+    shown = f"{name[:_LONGEST_NAME]}..." if len(name) > _LONGEST_NAME else name
+    message = f"no {what} is called {shown!r}"
+    near = difflib.get_close_matches(name[:_LONGEST_NAME], choices, n=1)
+    if near:
+        return UsageError(message, hint=f"did you mean {near[0]!r}?")
+    if len(choices) <= MOST_LISTED:
+        return UsageError(message, hint="one of: " + ", ".join(choices) if choices else None)
+    # Comparing is slow: of very many those that start alike are compared.
+    some = sorted(choices, key=lambda one: one[:1] != name[:1])[:_MOST_COMPARED]
+    nearest = difflib.get_close_matches(name[:_LONGEST_NAME], some, n=4, cutoff=0.0)
+    return UsageError(message, hint=f"one of {len(choices):,}, such as {', '.join(nearest)}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from importlib import resources
@@ -17,10 +19,11 @@ from click.testing import CliRunner
 
 from hlo_audit.cli import cli
 from hlo_audit.dump import read_dump
-from hlo_audit.errors import DumpError, UsageError
+from hlo_audit.errors import DumpError, UsageError, unknown_name
 from hlo_audit.follow import Walk, find_in, identity_of, look_up, walk
 from hlo_audit.history import History, read_histories
 from hlo_audit.hlo import Module, parse_module
+from hlo_audit.hlo.opcodes import is_opcode
 from hlo_audit.program import Recorded
 from hlo_audit.report.listed import numbered
 from hlo_audit.report.passes import follow_finding
@@ -499,6 +502,35 @@ def test_what_cannot_be_is_said(newest: Path, arguments: list[str], message: str
     result = run(str(newest), *arguments)
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)
+
+
+def test_a_misspelt_opcode_is_none_that_does_not_occur(newest: Path) -> None:
+    for name, near in (("trnspose", "transpose"), ("all_reduce", "all-reduce")):
+        refused = run(str(newest), "--op", f"copy,{name}")
+        assert isinstance(refused.exception, UsageError)
+        said = f"no opcode is called {name!r} (did you mean {near!r}?)"
+        assert str(refused.exception) == said
+    absent = run(str(newest), "--op", "cholesky", "--op", "ragged-all-to-all-start")
+    assert absent.exit_code == 0
+    assert "cholesky" in absent.stdout
+
+
+def test_every_opcode_of_a_dump_is_known(newest: Path) -> None:
+    passes = Passes(read_dump(newest).modules[0])
+    found = {one.opcode for module in passes.modules for one in module.instructions}
+    assert len(found) > 20
+    assert all(map(is_opcode, found)), found
+
+
+def test_few_of_many_names_are_listed(newest: Path) -> None:
+    refused = run(str(newest), "--instruction", "nope")
+    (hint,) = re.findall(r"\(one of [0-9,]+, such as (.*)\)$", str(refused.exception))
+    assert len(hint.split(", ")) == 4
+    started = time.monotonic()
+    error = unknown_name("thing", "nope" * 100, (f"fusion.{n}" for n in range(100_000)))
+    assert len(str(error)) < 300
+    assert time.monotonic() - started < 10
+    assert unknown_name("thing", "x", "abc").hint == "one of: a, b, c"
 
 
 def test_a_file_and_a_dump_without_passes(newest: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hlo_audit.cli.options import (
 )
 from hlo_audit.cli.output import complain, print_out, put
 from hlo_audit.cli.paths import OUTPUT_FILE
-from hlo_audit.errors import HloAuditError, UsageError
+from hlo_audit.errors import HloAuditError, UsageError, unknown_name
 
 if TYPE_CHECKING:
     from hlo_audit.history import History
@@ -105,6 +105,7 @@ def passes(
     for error in errors.values():
         complain(error)
     followed = _followed(histories, finding, instruction)
+    _refuse_misspelt(chosen, histories)
     labels = [audit.label for audit in told_apart]
     if format_ == "json":
         from hlo_audit.report.passes_json import render_passes_json
@@ -119,6 +120,26 @@ def passes(
         )
     if errors:
         sys.exit(max(error.exit_code for error in errors.values()))
+
+
+def _refuse_misspelt(opcodes: Sequence[str], histories: Sequence[History]) -> None:
+    """Refuse an opcode that HLO does not have, unless a snapshot has it: a newer compiler's.
+
+    Raises:
+        UsageError: names it.
+    """
+    from hlo_audit.hlo.opcodes import OPCODES, is_opcode
+
+    timelines = [history.timeline for history in histories if history.timeline is not None]
+    counted = {
+        series.name
+        for timeline in timelines
+        for series in timeline.series
+        if series.kind == "opcode" and series.most
+    }
+    for name in opcodes if timelines else ():
+        if name not in counted and not is_opcode(name):
+            raise unknown_name("opcode", name, sorted(OPCODES))
 
 
 def _followed(
