@@ -37,6 +37,9 @@ from hlo_audit.program_audit import (
 from hlo_audit.rule import Finding, Rule
 
 
+_MOST_LABELS = 6
+
+
 @dataclass(frozen=True)
 class Side:
     """One of the two programs.
@@ -166,7 +169,7 @@ def diff_subjects(
     """Compare two programs; those that are to be compiled are compiled first.
 
     Args:
-        subjects: two of them.
+        subjects: two of them; of more, those that are there again do not count.
         module: the name of the module to take from a dump folder that holds several.
         force: compare what is not comparable too.
 
@@ -175,11 +178,9 @@ def diff_subjects(
         HloAuditError: for what cannot be compiled or read.
     """
     if len(subjects) != 2:
-        found = ", ".join(subject.label for subject in subjects)
-        raise UsageError(
-            f"a diff is of two programs, and these are {len(subjects)}: {found}",
-            hint="choose by --mode, --layout or --topology",
-        )
+        subjects = _distinct(subjects)
+    if len(subjects) != 2:
+        raise _not_two(subjects)
     lowerings = [subject for subject in subjects if isinstance(subject, Lowering)]
     with tempfile.TemporaryDirectory(prefix="hlo-audit-") as folder:
         outcomes = iter(
@@ -211,6 +212,31 @@ def diff_subjects(
             for name, side in zip(names, sides, strict=True)
         )
         return compare(a, b, force=force)
+
+
+def _distinct(subjects: Sequence[Subject]) -> list[Subject]:
+    """Each once: a name that is given twice stands for no more programs than one."""
+    found: list[Subject] = []
+    for subject in subjects:
+        if subject not in found:
+            found.append(subject)
+    return found
+
+
+def _not_two(subjects: Sequence[Subject]) -> UsageError:
+    labels = [subject.label for subject in subjects]
+    more = f" and {len(labels) - _MOST_LABELS} more" if len(labels) > _MOST_LABELS else ""
+    these = "this is one" if len(labels) == 1 else f"these are {len(labels)}"
+    if any(isinstance(subject, Lowering) for subject in subjects):
+        hint = "choose by --mode, --layout or --topology"
+    elif len(labels) == 1:
+        hint = "give a second dump or file"
+    else:
+        hint = "give two of them"
+    return UsageError(
+        f"a diff is of two programs, and {these}: {', '.join(labels[:_MOST_LABELS])}{more}",
+        hint=hint,
+    )
 
 
 def _read_side(

@@ -25,8 +25,9 @@ from hlo_audit.errors import HloAuditError, UsageError
 from hlo_audit.hlo import parse_module
 from hlo_audit.manifest import Manifest, write_manifest
 from hlo_audit.matching import match
+from hlo_audit.models import ALL_MODELS
 from hlo_audit.parting import bulk
-from hlo_audit.program import Recorded
+from hlo_audit.program import Lowering, Recorded, find_subjects
 from hlo_audit.report.diff_json import diff_to_json
 from hlo_audit.report.diff_text import print_diff
 from hlo_audit.report.diff_wording import exact_bytes, fixes, parted, summary
@@ -478,10 +479,31 @@ def test_single_files_have_no_passes(dumps: Callable[[str], Path]) -> None:
 
 
 def test_a_diff_takes_two_programs(dumps: Callable[[str], Path]) -> None:
-    result = run(dumps("lm_head_versions") / "jax-0.12.0-auto")
-    assert result.returncode == 2
-    assert "a diff is of two programs" in result.stderr
-    assert result.stderr.count("\n") == 1
+    dump = dumps("lm_head_versions") / "jax-0.12.0-auto"
+    others = [dump.with_name(f"jax-0.{minor}.0-auto") for minor in (8, 11)]
+    for programs, said in (
+        ([dump], f"and this is one: {dump} (give a second dump or file)"),
+        ([dump] * 3, f"and this is one: {dump} (give a second dump or file)"),
+        ([dump, *others], "and these are 3: "),
+        (["lm-head", "lm-head", "--layout", "all"], " and 4 more (choose by"),
+        (["lm-head", "--mode", "auto"], "(choose by --mode, --layout or --topology)"),
+    ):
+        result = run(*programs)
+        assert result.returncode == 2
+        assert "a diff is of two programs, and " in result.stderr
+        assert said in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_model_that_is_given_twice_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_programs(lowerings: Sequence[Lowering], **_: Any) -> list[UsageError]:
+        return [UsageError(" ".join(one.label for one in lowerings)) for one in lowerings]
+
+    monkeypatch.setattr("hlo_audit.diff.compile_programs", compile_programs)
+    subjects = find_subjects(["lm-head", "lm-head"], ALL_MODELS)
+    with pytest.raises(UsageError) as caught:
+        diff_subjects(subjects, ALL_RULES)
+    assert str(caught.value) == " ".join(one.label for one in subjects[:2])
 
 
 def test_one_of_several_modules_is_chosen_by_name(tmp_path: Path) -> None:
