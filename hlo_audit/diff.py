@@ -36,7 +36,6 @@ from hlo_audit.program_audit import (
 )
 from hlo_audit.rule import Finding, Rule
 
-
 _MOST_LABELS = 6
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, NoReturn, cast
 from hlo_audit.errors import DumpError
 from hlo_audit.hlo import Memo, Module, parse_module
 from hlo_audit.manifest import Manifest, read_manifest
+from hlo_audit.own_json import kind_of_text
 from hlo_audit.serialised import text_of_proto
 
 if TYPE_CHECKING:
@@ -392,13 +393,27 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
         text = given.decode("utf-8", errors="replace")
         if not text.strip():
             raise DumpError("standard input is empty", hint="did the command before it fail?")
+        _refuse_json(text, "standard input")
         return parse_module(text, path="<stdin>", memo=memo)
     data = _read_bytes(path)
     if not data or data.isspace():
         raise DumpError(f"{path} is empty")
     if _ending(path.name).startswith(".hlo.pb"):
         return parse_module(text_of_proto(data, path), path=str(path), memo=memo)
-    return parse_module(data.decode("utf-8", errors="replace"), path=str(path), memo=memo)
+    text = data.decode("utf-8", errors="replace")
+    _refuse_json(text, str(path))
+    return parse_module(text, path=str(path), memo=memo)
+
+
+def _refuse_json(text: str, name: str) -> None:
+    kind = kind_of_text(text)
+    if kind is None:
+        return
+    hints = {
+        "a report": "merge joins reports; an audit or a page needs the dumps",
+        "a baseline": "give it by --baseline",
+    }
+    raise DumpError(f"{name} is {kind}, not HLO", hint=hints.get(kind))
 
 
 def _read_bytes(path: Path) -> bytes:

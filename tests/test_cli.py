@@ -250,6 +250,11 @@ def test_one_bad_program_does_not_hide_the_others(explicit_dump: Path, tmp_path:
         (["check", "{empty}"], ["no HLO dump is in"]),
         (["check", "{prose}"], ["prose.txt:1:1", "this is not HLO text"]),
         (["check", "{cut}"], ["cut.txt:4:18", "it may be cut off"]),
+        (["check", "{page}"], ["page.json is a report, not HLO", "needs the dumps"]),
+        (["report", "{page}"], ["page.json is a report, not HLO", "merge joins reports"]),
+        (["check", "{known}"], ["known.json is a baseline, not HLO", "--baseline"]),
+        (["diff", "{known}", "{other}"], ["known.json is a baseline, not HLO"]),
+        (["check", "{other}"], ["other.json is JSON, not HLO"]),
         (["explain", "relayout"], ["'relayout'", "relayout-copy"]),
         (["lower", "{prose}", "-o", "{empty}"], ["is a dump already"]),
         (["chek"], ["chek"]),
@@ -270,7 +275,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
     places["cut.txt"].write_text(
         "HloModule m\n\nENTRY %e (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} p"
     )
-    named = {name.removesuffix(".txt"): str(path) for name, path in places.items()}
+    for name, keys in (
+        ("page.json", ("schema_version", "tool", "programs", "gate", "volatile")),
+        ("known.json", ("schema_version", "entries")),
+        ("other.json", ("a",)),
+    ):
+        places[name] = tmp_path / name
+        places[name].write_text(json.dumps(dict.fromkeys(keys, 1), indent=2))
+    named = {name.partition(".")[0]: str(path) for name, path in places.items()}
     quiet = ["--quiet"] if arguments[0] in ("check", "lower") else []
     result = run(*(argument.format(**named) for argument in arguments), *quiet)
     assert_one_error_line(result, *words)
