@@ -22,6 +22,7 @@ from typing import Any
 from hlo_audit.baseline import Baseline, Entry, entry_from_json, entry_of
 from hlo_audit.ending_signals import ended_by_signals, signals_ignored
 from hlo_audit.errors import HloAuditError, UsageError
+from hlo_audit.own_json import kind_of
 from hlo_audit.program import Lowering, Subject
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.whole_file import read_text_within
@@ -208,6 +209,8 @@ def read_report(path: Path) -> Baseline:
     """
     try:
         data = json.loads(read_text_within(path, _MOST_REPORT_BYTES))
+        if kind_of(data) == "a baseline":
+            raise UsageError(f"{path} is a baseline, not a report", hint="give it by --baseline")
         programs = data["programs"]
         entries = tuple(
             entry_from_json(_as_entry(program), f"programs[{number}]")

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from hlo_audit._version import __version__
 from hlo_audit.errors import HloAuditError
 from hlo_audit.manifest import Setting
+from hlo_audit.own_json import kind_of
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.whole_file import read_text_within, write_text
 
@@ -228,6 +229,8 @@ def read_baseline(path: Path) -> Baseline:
         )
     try:
         data = json.loads(text, parse_constant=_refuse_constant)
+        if kind_of(data) == "a report":
+            raise BaselineError(f"{path} is a report, not a baseline", hint="give it by --against")
         return Baseline(str(path), _entries(data))
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}:{error.colno}"

@@ -617,8 +617,6 @@ DEEP = "[" * 200_000
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "Expecting value"),
-        ("nonsense", "Expecting value"),
         ("{}", "schema_version is missing"),
         ("[]", "it is []"),
         ("null", "it is None"),
@@ -640,6 +638,38 @@ def test_what_is_no_report_is_refused(
         assert_refused(timed, "is no report of hlo-audit", reason)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "r.json is empty (did the command that wrote it fail?)"),
+        (" \n", "r.json is empty"),
+        ("nonsense", "r.json is no JSON: Expecting value (line 1, column 1)"),
+        ('{"a": [', "r.json is no JSON: Expecting value (line 1, column 8)"),
+        ('{"schema_version": 1, "entries": []}', "r.json is a baseline, not a report (give it by"),
+        ('{"schema_version": 1, "tool": {}, "a": 1, "b": 1}', "r.json is a diff, not a report"),
+    ],
+)
+def test_what_is_no_report_is_called_what_it_is(
+    repository: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_stored(path, ALL_RULES)
+    assert said in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        read_times(path, TOP)
+    assert said in str(caught.value)
+    if "baseline" in said:
+        against = run("check", "dumps/a", "--against", path, cwd=repository)
+        assert_refused(against, "r.json is a baseline, not a report (give it by --baseline)")
+
+
+def test_a_report_is_no_baseline(repository: Path, report: Path) -> None:
+    done = run("check", "dumps/a", "--baseline", report, cwd=repository)
+    assert_refused(done, "is a report, not a baseline (give it by --against)")
+
+
 def test_one_report_may_be_standard_input(repository: Path, reports: list[Path]) -> None:
     one, two, three = reports
     with two.open() as given:
@@ -650,7 +680,7 @@ def test_one_report_may_be_standard_input(repository: Path, reports: list[Path])
     assert_refused(run("merge", "-", one, "-", cwd=repository), "- is given more than once")
     with Path(os.devnull).open() as given:
         nothing = run("merge", "-", cwd=repository, stdin=given)
-    assert_refused(nothing, "standard input is ")
+    assert_refused(nothing, "standard input is empty")
     with two.open() as given:
         assert_refused(run("merge", "-", cwd=repository, stdin=given), "2 of 3 shards are missing")
 

@@ -21,6 +21,7 @@ from hlo_audit.dump import AuditStage
 from hlo_audit.errors import UsageError, error_of_kind
 from hlo_audit.hlo import SourceLocation
 from hlo_audit.hlo.collectives import CollectiveKind
+from hlo_audit.own_json import kind_of
 from hlo_audit.program_audit import ProgramAudit, Suppressed, Timing
 from hlo_audit.report import ShardRecord
 from hlo_audit.report.json import SCHEMA_VERSION, program_to_json
@@ -92,7 +93,14 @@ def _read(path: Path, read: Callable[[_Value], _T]) -> _T:
     name = _name_of(path)
     try:
         text = _text_of(path)
-        top = _Value(json.loads(text, parse_constant=_refuse_constant), "")
+        if not text.strip():
+            raise UsageError(f"{name} is empty", hint="did the command that wrote it fail?")
+        data = json.loads(text, parse_constant=_refuse_constant)
+        kind = kind_of(data)
+        if kind not in (None, "a report"):
+            hint = "give it by --baseline" if kind == "a baseline" else "--format json writes one"
+            raise UsageError(f"{name} is {kind}, not a report", hint=hint)
+        top = _Value(data, "")
         version = top.mapping().get("schema_version")
         if version is None or version.value != SCHEMA_VERSION or isinstance(version.value, bool):
             found = "missing" if version is None else repr(version.value)[:40]
@@ -100,6 +108,9 @@ def _read(path: Path, read: Callable[[_Value], _T]) -> _T:
         return read(top)
     except RecursionError:
         reason = "it is nested too deeply"
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"{name} is no JSON: {error.msg} ({where})", hint="is it whole?") from None
     except UnicodeDecodeError:
         reason = "it is no text"
     except OSError as error:
