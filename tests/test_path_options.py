@@ -88,6 +88,21 @@ def test_a_file_of_the_name_of_a_stream_can_be_given() -> None:
         assert given == Path.cwd() / "-"
 
 
+def test_options_are_alike_in_all_commands() -> None:
+    helps: dict[str, set[str | None]] = {}
+    for names, command in commands():
+        for option in command.params:
+            if not isinstance(option, click.Option):
+                continue
+            name = max(option.opts, key=len)
+            assert ("-o" in option.opts) == (name == "--output"), names
+            assert name == "--format" or option.help, (names, name)
+            if option.multiple:
+                assert "may be repeated" in (option.help or "").lower().replace("\n", " "), name
+            helps.setdefault(name, set()).add(option.help)
+    assert len(helps["--cache-dir"]) == len(helps["--timeout"]) == 1
+
+
 def test_an_output_that_names_a_format_alone_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--output json=: no file is named \(is a variable"):
         cli.main(["check", "no/such/program", "--output", "json="], standalone_mode=False)

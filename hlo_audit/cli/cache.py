@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from hlo_audit.cli.options import cache_in
-from hlo_audit.cli.paths import FOLDER
+from hlo_audit.cli.options import CACHE_DIR_OPTION, cache_in
 
 
 @click.group()
@@ -16,7 +15,7 @@ def cache() -> None:
 
 
 @cache.command("info")
-@click.option("--cache-dir", type=FOLDER, envvar="HLO_AUDIT_CACHE_DIR")
+@CACHE_DIR_OPTION
 def cache_info(cache_dir: Path | None) -> None:
     """Print where the cache is and what it holds."""
     from hlo_audit.report.wording import format_bytes, plain
@@ -27,7 +26,7 @@ def cache_info(cache_dir: Path | None) -> None:
 
 
 @cache.command("clear")
-@click.option("--cache-dir", type=FOLDER, envvar="HLO_AUDIT_CACHE_DIR")
+@CACHE_DIR_OPTION
 def cache_clear(cache_dir: Path | None) -> None:
     """Delete every dump in the cache."""
     from hlo_audit.report.wording import format_bytes

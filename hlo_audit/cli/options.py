@@ -86,13 +86,20 @@ TOPOLOGY_OPTION = click.option(
     "--topology",
     metavar="NAME",
     shell_complete=completes("topologies"),
-    help="Chips to compile for, such as v5p:2x2x1.",
+    help="Chips to compile for, such as v5p:2x2x1; one, of which a config may name several.",
 )
 MESH_OPTION = click.option(
     "--mesh",
     multiple=True,
     metavar="AXIS=SIZE[,...]",
     help="Mesh to build the program for; -1 takes the devices left. May be repeated.",
+)
+CACHE_DIR_OPTION = click.option(
+    "--cache-dir",
+    type=FOLDER,
+    envvar="HLO_AUDIT_CACHE_DIR",
+    show_envvar=True,
+    help="Folder of compiled dumps.  [default: the platform's cache folder]",
 )
 _HOW_OPTIONS = (
     click.option(
@@ -138,15 +145,10 @@ _HOW_OPTIONS = (
         default=600.0,
         show_default=True,
         metavar="SECONDS",
-        help="Longest that one compile may take.",
+        help="Longest that one program may take to trace and compile; the start of its worker, "
+        "which imports jax, is not counted.",
     ),
-    click.option(
-        "--cache-dir",
-        type=FOLDER,
-        envvar="HLO_AUDIT_CACHE_DIR",
-        show_envvar=True,
-        help="Folder of compiled dumps.  [default: the platform's cache folder]",
-    ),
+    CACHE_DIR_OPTION,
     click.option("--no-cache", is_flag=True, help="Compile anew, and keep nothing."),
     click.option("--quiet", "-q", is_flag=True, help="No progress on standard error."),
 )
@@ -314,6 +316,7 @@ _OUTPUT_OPTIONS = (
     ),
     click.option(
         "--output",
+        "-o",
         "outputs",
         multiple=True,
         metavar="[FORMAT=]PATH",

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @click.option(
-    "--output", type=OUTPUT_FILE, help="Write the report to this file; - is standard output."
+    "--output", "-o", type=OUTPUT_FILE, help="Write the report to this file; - is standard output."
 )
 def passes(
     program: str,

@@ -45,7 +45,7 @@ from hlo_audit.errors import EXIT_GATE_FAILED
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @click.option(
-    "--output", type=OUTPUT_FILE, help="Write the report to this file; - is standard output."
+    "--output", "-o", type=OUTPUT_FILE, help="Write the report to this file; - is standard output."
 )
 def prove(
     names: tuple[str, ...],

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hlo_audit.cli.options import cache_in, takes_config
+from hlo_audit.cli.options import CACHE_DIR_OPTION, cache_in, takes_config
 from hlo_audit.cli.output import put
-from hlo_audit.cli.paths import FOLDER
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def init(force: bool) -> None:
 @click.option(
     "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
-@click.option("--cache-dir", type=FOLDER, envvar="HLO_AUDIT_CACHE_DIR")
+@CACHE_DIR_OPTION
 @takes_config
 def doctor(format_: str, cache_dir: Path | None, config: Config) -> None:
     """Say what this machine can compile for, with which versions, and what is missing."""
