@@ -22,6 +22,9 @@ from hlo_audit.reference import Known, References
 
 Against = Literal["budget", "reference", "baseline"]
 
+Source = Literal["baseline", "revision", "report", "dump"]
+"""What a :class:`Comparison` is with, in a word."""
+
 NoticeKind = Literal[
     "slack", "versions", "not-in-baseline", "not-audited", "unused-suppression", "bad-suppression"
 ]
@@ -112,6 +115,7 @@ class Gate:
         against: what that was; ``baseline`` where that and budgets were.
         baseline: the name of the baseline, ``""`` where there was none.
         notices: what does not count as a violation.
+        source: what the baseline is.
     """
 
     violations: tuple[Violation, ...] = ()
@@ -119,10 +123,16 @@ class Gate:
     against: Against = "reference"
     baseline: str = ""
     notices: tuple[Notice, ...] = ()
+    source: Source = "baseline"
 
     @property
     def passed(self) -> bool:
         return not self.violations and not any(notice.fails for notice in self.notices)
+
+    @property
+    def gated_against(self) -> Against | None:
+        """What programs were held against; ``None`` for a run without any gate."""
+        return self.against if self.held or self.baseline else None
 
     def violations_of(self, audit: ProgramAudit) -> Sequence[Violation]:
         """Those of one program."""
@@ -153,6 +163,7 @@ class Comparison:
         pair: where it is not the entry of the same program, compiled in the same way.
         strict: whether it fails the gate where the baseline has more than there is.
         whole: whether the run is of all programs: then those that only the baseline has are told.
+        source: what the baseline is.
     """
 
     baseline: Baseline
@@ -160,6 +171,7 @@ class Comparison:
     pair: Pair | None = None
     strict: bool = False
     whole: bool = False
+    source: Source = "baseline"
 
     def entries_for(self, audits: Sequence[ProgramAudit]) -> Sequence[Entry | None]:
         """The entry for each of ``audits``."""
@@ -217,7 +229,7 @@ def judge(
     if comparison.whole and len(audited) == len(audits):
         notices += _not_audited(entries, comparison)
     name = comparison.baseline.name
-    return Gate(tuple(violations), held, "baseline", name, tuple(notices))
+    return Gate(tuple(violations), held, "baseline", name, tuple(notices), comparison.source)
 
 
 # -- budgets

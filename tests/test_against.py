@@ -104,7 +104,7 @@ def test_what_a_revision_does_not_have_fails(repository: Path) -> None:
     check = ("check", *program, "--against", "main")
     same = run(*check, cwd=repository)
     assert same.returncode == 0, same.stderr
-    assert "gate passed: 1 program with nothing new against the baseline" in same.stdout
+    assert "gate passed: 1 program with nothing new against the revision main" in same.stdout
 
     (repository / "layers.py").write_text(TURNED)
     turned = run(*check, cwd=repository)

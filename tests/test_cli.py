@@ -80,6 +80,7 @@ def test_json_follows_its_schema(explicit_dump: Path) -> None:
     assert program["mode"] is None
     assert program["module"] == "jit_step"
     assert (report["gate"]["passed"], report["gate"]["held"]) == (True, 0)
+    assert report["gate"]["against"] is None
 
 
 def test_the_schema_refuses_a_count_without_a_number() -> None:
@@ -172,6 +173,27 @@ def test_a_rule_option_changes_its_threshold(explicit_dump: Path) -> None:
     option = "relayout-copy.min_bytes=20000000"
     result = run("check", explicit_dump, "--rule-option", option, "--format", "json")
     assert validated(result.stdout)["programs"][0]["counts"]["HLA002"] == 0
+
+
+def test_the_verdict_says_what_programs_were_compared_with(
+    explicit_dump: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "old.json").write_text(run("check", explicit_dump, "--format", "json").stdout)
+    update = ("--baseline", "known.json", "--update-baseline")
+    assert run("check", explicit_dump, *update, cwd=tmp_path).returncode == 0
+    for options, said in (
+        (["--against", "old.json"], "the report old.json"),
+        (["--baseline", "known.json"], "the baseline known.json"),
+        (["--against", explicit_dump], "the dump "),
+    ):
+        result = run("check", explicit_dump, *options, cwd=tmp_path, env={"COLUMNS": "300"})
+        assert f"gate passed: 1 program with nothing new against {said}" in result.stdout
+        page = run("check", explicit_dump, *options, "--format", "markdown", cwd=tmp_path)
+        assert f"with nothing new against {' '.join(said.split()[:2])}\n" in page.stdout
+        report = run("check", explicit_dump, *options, "--format", "json", cwd=tmp_path)
+        assert validated(report.stdout)["gate"]["against"] == "baseline"
+    report = run("check", explicit_dump, "--max", "HLA002=4", "--format", "json")
+    assert validated(report.stdout)["gate"]["against"] == "budget"
 
 
 def test_verbose_lists_notes_too(explicit_dump: Path) -> None:

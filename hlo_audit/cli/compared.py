@@ -168,7 +168,12 @@ class Compared:
             suppressor = suppressor_of(self.config, self._rules(), Path.cwd())
             baseline = entries_of(suppressor.apply(audit([Recorded(path)])), str(path))
         roots = [subject.path for subject in subjects if isinstance(subject, Recorded)]
-        return Comparison(baseline, pair=alike(baseline, roots, path), strict=self.strict)
+        return Comparison(
+            baseline,
+            pair=alike(baseline, roots, path),
+            strict=self.strict,
+            source="dump" if self.known is None else "report",
+        )
 
     def _revision(
         self, revision: Revision, subjects: Sequence[Subject], audit: Audit
@@ -191,7 +196,8 @@ class Compared:
                 self.notices.append(Notice("not-in-baseline", message, one.label))
             else:
                 entries.append(entry_of(one, Path()))
-        return Comparison(Baseline(revision.name, tuple(entries)), strict=self.strict)
+        baseline = Baseline(revision.name, tuple(entries))
+        return Comparison(baseline, strict=self.strict, source="revision")
 
     def _rules(self) -> Sequence[Rule]:
         from hlo_audit.rules import ALL_RULES

@@ -182,7 +182,7 @@ def gate_to_json(gate: Gate) -> dict[str, Any]:
     return {
         "passed": gate.passed,
         "held": gate.held,
-        "against": gate.against,
+        "against": gate.gated_against,
         "baseline": gate.baseline or None,
         "violations": [
             {

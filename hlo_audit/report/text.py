@@ -96,7 +96,7 @@ def verdict(report: Report) -> Text:
     """The last lines: whether the gate holds, and what was not audited."""
     gate = report.gate
     style = "bold red" if not gate.passed else "bold green" if gate.held else "dim"
-    lines = [Text(headline(report), style=style)]
+    lines = [Text(headline(report, named=True), style=style)]
     lines += [Text(f"  {plain(violation.message)}") for violation in gate.violations]
     lines += [
         Text(f"  {plain(notice.message)}", style="" if notice.fails else "dim")

@@ -58,8 +58,12 @@ def format_cost(findings: Sequence[Finding]) -> str:
     return f"{', '.join(parts)} a step" if parts else ""
 
 
-def headline(report: Report) -> str:
-    """The verdict in a few words; holds no name of a program."""
+def headline(report: Report, *, named: bool = False) -> str:
+    """The verdict in a few words; holds no name of a program.
+
+    Args:
+        named: with the name of what programs were compared with, which anybody may have given.
+    """
     gate = report.gate
     if not gate.passed:
         return "gate failed"
@@ -68,8 +72,10 @@ def headline(report: Report) -> str:
         hows = {
             "budget": "within budget",
             "reference": "as the reference counts",
-            "baseline": "with nothing new against the baseline",
+            "baseline": f"with nothing new against the {gate.source}",
         }
+        if named and gate.baseline:
+            return f"gate passed: {programs} {hows[gate.against]} {clip(plain(gate.baseline), 200)}"
         return f"gate passed: {programs} {hows[gate.against]}"
     return "no gate: neither baseline, budget nor reference counts for this"
 
