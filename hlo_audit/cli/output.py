@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -43,14 +42,14 @@ def say(text: str) -> None:
 
 def print_out(print_to: Callable[[Console], None], output: Path | None) -> None:
     """Print to the terminal, or plainly to a file."""
-    from rich.console import Console
+    from hlo_audit.report.console import plain_console
 
     if output is None:
         print_to(console())
         return
-    plain_console = Console(file=io.StringIO(), width=100, highlight=False)
-    with plain_console.capture() as capture:
-        print_to(plain_console)
+    page = plain_console()
+    with page.capture() as capture:
+        print_to(page)
     write_text(output, capture.get())
 
 
@@ -67,9 +66,9 @@ def put(text: str, output: Path | None) -> None:
 
 def console() -> Console:
     """The terminal."""
-    from rich.console import Console
+    from hlo_audit.report.console import TidyConsole
 
-    class ReportConsole(Console):
+    class ReportConsole(TidyConsole):
         """One that leaves the exit code to the verdict where the reader goes early (``| head``)."""
 
         def on_broken_pipe(self) -> None:

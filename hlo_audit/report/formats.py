@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,11 +159,10 @@ def render(
 
 def as_text(report: Report, *, show_all: bool = False) -> str:
     """The report as it stands on a terminal of 100 columns, without colours."""
-    from rich.console import Console
-
+    from hlo_audit.report.console import plain_console
     from hlo_audit.report.text import print_report
 
-    console = Console(file=io.StringIO(), width=100, highlight=False)
+    console = plain_console()
     with console.capture() as capture:
         print_report(console, report, show_all=show_all)
     return capture.get()
