@@ -25,7 +25,7 @@ from markdown_it.token import Token
 
 from hlo_audit import __version__
 from hlo_audit.cli import cli
-from hlo_audit.cost import Cost
+from hlo_audit.cost import Cost, Traffic
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.gate import Gate, judge
 from hlo_audit.hlo import Module, SourceLocation
@@ -35,7 +35,7 @@ from hlo_audit.report.formats import FORMATS, Destination, Format, plan_outputs,
 from hlo_audit.report.github import render_github
 from hlo_audit.report.json import to_json
 from hlo_audit.report.junit import render_junit
-from hlo_audit.report.listed import listed
+from hlo_audit.report.listed import alike, listed, seconds_of
 from hlo_audit.report.markdown import MARKER, render_markdown
 from hlo_audit.report.sarif import MOST_RESULTS, render_sarif
 from hlo_audit.report.sources import DumpLines, Repository
@@ -312,6 +312,29 @@ def test_what_fails_the_gate_comes_first_then_the_most_costly() -> None:
         "cheap",
     ]
     assert listed(report, show_all=True)[-1].finding.message == "a note"
+
+
+def test_a_collective_without_cycles_is_placed_by_the_time_of_its_traffic() -> None:
+    slow = Traffic(hbm_bytes=0, wire_bytes=49_000_000, moved_bytes=0, asked_bytes=0)
+    collective = replace(finding(instruction="all-reduce", cycles=None), traffic=slow)
+    audit = audited(
+        finding(instruction="copy", cycles=50_000),
+        collective,
+        finding(instruction="small", cycles=10),
+    )
+    audit = replace(audit, topology="v5p:2x2x1")
+    # 49 MB at 200 GB/s are 245 us, 50,000 cycles at 1.75 GHz are 29.
+    assert seconds_of(audit, collective) == pytest.approx(245e-6, rel=0.01)
+    assert seconds_of(audit, audit.findings[0]) == pytest.approx(28.6e-6, rel=0.01)
+    names = [entry.finding.instruction for entry in listed(reported(audit))]
+    assert names == ["all-reduce", "copy", "small"]
+
+
+def test_findings_that_are_told_together_are_placed_by_what_they_cost_together() -> None:
+    one = finding("one", cycles=50)
+    many = [finding("the same", instruction=f"copy.{n}", cycles=40) for n in range(3)]
+    groups = alike(listed(reported(audited(one, *many))))
+    assert [len(group) for group in groups] == [3, 1]
 
 
 def test_what_runs_in_a_loop_is_told_by_its_run_and_by_its_step(repository: Repository) -> None:

@@ -19,11 +19,10 @@ from rich.text import Text
 from hlo_audit._version import __version__
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
-from hlo_audit.report.listed import breaking_findings, offered_fixes
+from hlo_audit.report.listed import breaking_findings, offered_fixes, seconds_of
 from hlo_audit.report.located import located
 from hlo_audit.report.wording import (
     brought_by,
-    cost_of,
     format_bytes,
     format_cost,
     headline,
@@ -213,7 +212,7 @@ def _rule(
     yield _heading(audit, rule, found)
     alike: dict[tuple[object, ...], list[Finding]] = {}
     # What is new first: the rest is there to compare it with.
-    for finding in sorted(listed, key=lambda f: (id(f) in new, cost_of(f)), reverse=True):
+    for finding in listed:
         identity = (
             id(finding) in new,
             finding.message,
@@ -222,7 +221,11 @@ def _rule(
             finding.executions,
         )
         alike.setdefault(identity, []).append(finding)
-    groups = list(alike.values())
+    groups = sorted(
+        alike.values(),
+        key=lambda group: (id(group[0]) in new, sum(seconds_of(audit, one) for one in group)),
+        reverse=True,
+    )
     for group in groups if show_all else groups[:MOST_FINDINGS]:
         yield from _finding(group, is_new=id(group[0]) in new)
     rest = sum(map(len, groups[MOST_FINDINGS:]))

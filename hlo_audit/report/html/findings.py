@@ -15,7 +15,7 @@ from hlo_audit.report.diff_wording import (
 from hlo_audit.report.hlo_text import HloExcerpt, excerpt_around
 from hlo_audit.report.html.limits import MOST_FRAMES, MOST_LISTED, cut
 from hlo_audit.report.html.overview import rules_of, share_of
-from hlo_audit.report.listed import Listed
+from hlo_audit.report.listed import Listed, seconds_of
 from hlo_audit.report.snippets import Snippet, SourceReader
 from hlo_audit.report.sources import Place, Repository
 from hlo_audit.report.wording import (
@@ -82,15 +82,11 @@ class Note:
 
 
 def shares_of(groups: Sequence[Sequence[Listed]]) -> list[float | None]:
-    """The cost of each group as a share of that of the most costly one, 0 to 100: of the estimated
-    cycles, by which findings are sorted; where none has any, of the bytes. ``None`` for no cost."""
-    costs = [
-        [sum(costs) for costs in zip(*(cost_of(entry.finding) for entry in group), strict=True)]
-        for group in groups
-    ]
-    by = 0 if any(cycles for cycles, _ in costs) else 1
-    most = max((cost[by] for cost in costs), default=0)
-    return [share_of(cost[by], most) if cost[by] else None for cost in costs]
+    """The time of each group as a share of that of the most costly one, 0 to 100: the estimate by
+    which findings are sorted. ``None`` for what costs nothing."""
+    costs = [sum(seconds_of(one.audit, one.finding) for one in group) for group in groups]
+    most = max(costs, default=0.0)
+    return [share_of(cost, most) if cost else None for cost in costs]
 
 
 def finding_view(
