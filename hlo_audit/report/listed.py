@@ -173,7 +173,9 @@ def offered_fixes(audit: ProgramAudit) -> Iterator[OfferedFix]:
             if count:
                 modes = sorted({target.mode for target in fix.clears})
                 only = f" (in {modes[0]} mode)" if len(modes) == 1 and audit.mode is None else ""
-                changes.setdefault(fix.name, f"{fix.change}{only}")
+                # In another program it is what the model's layout stands for that is to be done.
+                as_shown = "" if audit.program == fix.model else f"as {fix.model} shows, "
+                changes.setdefault(fix.name, f"{as_shown}{fix.change}{only}")
                 counts.setdefault(fix.name, []).append(f"{count} of {len(found)} {rule.code}")
     for name, of_rules in counts.items():
         yield OfferedFix(name, tuple(of_rules), changes[name])
