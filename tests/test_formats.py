@@ -4,6 +4,7 @@ the names in a dump are."""
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import pytest
 import xmlschema
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from rich.console import Console
 
 from hlo_audit import __version__
 from hlo_audit.cli import cli
@@ -29,6 +31,7 @@ from hlo_audit.cost import Cost, Traffic
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.gate import Gate, judge
 from hlo_audit.hlo import Module, SourceLocation
+from hlo_audit.models import ALL_MODELS
 from hlo_audit.program_audit import ProgramAudit, audit_recorded
 from hlo_audit.report import Report
 from hlo_audit.report.formats import FORMATS, Destination, Format, plan_outputs, render
@@ -39,6 +42,7 @@ from hlo_audit.report.listed import alike, listed, seconds_of
 from hlo_audit.report.markdown import MARKER, render_markdown
 from hlo_audit.report.sarif import MOST_RESULTS, render_sarif
 from hlo_audit.report.sources import DumpLines, Repository
+from hlo_audit.report.text import print_report
 from hlo_audit.rule import Context, Finding, LayoutFix, Rule, Target
 from hlo_audit.rules import ALL_RULES
 
@@ -312,6 +316,27 @@ def test_what_fails_the_gate_comes_first_then_the_most_costly() -> None:
         "cheap",
     ]
     assert listed(report, show_all=True)[-1].finding.message == "a note"
+
+
+def test_the_counts_of_every_model_fit_80_columns() -> None:
+    notes = [finding(f"note {n}", rule=ALL_RULES[0], severity="note") for n in range(697)]
+    for model in ALL_MODELS:
+        audits = [
+            replace(
+                audited(*notes, program=model.name, mode=mode, layout=layout.name),
+                rules=ALL_RULES,
+                cost=Cost(7_448_809, 0),
+            )
+            for layout in model.layouts
+            for mode in ("auto", "explicit")
+        ]
+        console = Console(width=80, file=io.StringIO(), highlight=False)
+        with console.capture() as capture:
+            print_report(console, reported(*audits))
+        rows = [line.split() for line in capture.get().splitlines()]
+        for audit in audits:
+            counts = [*("0", "(+697)"), *4 * "0", "7,448,809"]
+            assert [audit.mode, audit.layout, *counts] in rows, audit.layout
 
 
 def test_a_collective_without_cycles_is_placed_by_the_time_of_its_traffic() -> None:

@@ -36,6 +36,7 @@ MOST_FINDINGS = 12
 """How many different findings of a rule are listed for a program, unless all are asked for."""
 
 _OP_NAME_WIDTH = 70
+_NAME_WIDTH = len("explicit")
 
 
 def print_report(console: Console, report: Report, *, show_all: bool = False) -> None:
@@ -136,15 +137,16 @@ def _subject(audit: ProgramAudit) -> str:
 
 
 def _counts_table(audits: Sequence[ProgramAudit]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    # Two blanks between columns: all rules and the longest names fit 80 columns.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     named = any(audit.mode or audit.layout for audit in audits)
     for heading in ("mode", "layout") if named else ("module",):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", vertical="bottom", min_width=_NAME_WIDTH)
     for rule in audits[0].rules:
-        table.add_column(rule.code, justify="right", no_wrap=True)
+        table.add_column(rule.code, justify="right", no_wrap=True, vertical="bottom")
     has_cost = any(audit.cost for audit in audits)
     if has_cost:
-        table.add_column("est. cycles", justify="right", no_wrap=True)
+        table.add_column("est.\ncycles", justify="right", no_wrap=True)
     for audit in audits:
         names = (audit.mode or "-", audit.layout or "-") if named else (audit.module or "-",)
         row = [Text(plain(name)) for name in names]
