@@ -325,7 +325,43 @@ def test_the_passes_are_told_in_charts_and_in_tables(page_of_both: Page) -> None
     assert copies["points"][0] == [0, None, None]
     assert copies["points"][-1][1:] == [4, 4 * 16_384_000]
     position = chart["passes"].index("Layout_assignment: layout-assignment")
-    assert position in [place for place, _ in copies["lasting"]]
+    assert [position, 4, 0] in copies["lasting"]
+
+
+def test_what_lasts_of_a_change_is_told_apart_from_what_is_undone(tmp_path: Path) -> None:
+    a, b, c = (f"f32[{size}]{{0}} copy(%{size})" for size in (1, 2, 3))
+    # Three of b come and go while one of a goes for good; then c goes and d comes, both for good.
+    d = "f32[4]{0} copy(%4)"
+    dump_of(tmp_path / "swings", [[a, c], [b, b, b, c], [c], [d]])
+    page = Page(written([tmp_path / "swings"]))
+    (chart,) = page.data["timelines"].values()
+    copies = next(one for one in chart["series"] if one["name"] == "copy")
+    assert [count for _, count, _ in copies["points"]] == [2, 4, 1, 1]
+    assert copies["lasting"] == [[1, 0, 1], [3, 1, 1]]
+    rows = page.section("passes").all("table")[1].one("tbody").all("tr")
+    assert [row.one("li").text for row in rows] == [
+        "▼ copy +3 -1 to 4, +20 B (3 of these are undone later, or undo; -1 lasts)",
+        "▼ copy -3 to 1, -24 B (undone later, or undoes)",
+        "↕ copy +1 -1 to 1, +4 B",
+    ]
+    assert ["passing" in row.attributes.get("class", "") for row in rows] == [False, True, False]
+
+
+def dump_of(folder: Path, snapshots: Sequence[Sequence[str]]) -> None:
+    """A dump of a module with these instructions after each pass; the first and the last are those
+    before and after all passes."""
+    folder.mkdir()
+    names = [
+        "before_optimizations",
+        *(f"{n:04}.p.after_pass-{n}.before_pass-{n + 1}" for n in range(1, len(snapshots) - 1)),
+        "after_optimizations",
+    ]
+    for name, instructions in zip(names, snapshots, strict=True):
+        lines = ["HloModule jit_step", "", "ENTRY %main (p: f32[9]) -> f32[9] {"]
+        lines += [f"  %{size} = f32[{size}]{{0}} constant(0)" for size in range(1, 5)]
+        lines += [f"  %copy.{n} = {text}" for n, text in enumerate(instructions)]
+        lines += ["  ROOT %p = f32[9]{0} parameter(0)", "}", ""]
+        (folder / f"module_0001.jit_step.{name}.txt").write_text("\n".join(lines))
 
 
 def test_the_entry_layouts_stand_side_by_side(page_of_both: Page) -> None:

@@ -49,13 +49,18 @@
     const form = key === "bytes" ? bytes : number;
     const first = all.find((one) => one[key] !== null);
     const last = all.findLast((one) => one[key] !== null);
-    const lasting = new Map(series.lasting);
-    const marked = key === "count" ? all.filter((one) => lasting.get(one.position)) : [];
-    const rises = marked.filter((one) => lasting.get(one.position) > 0);
-    const falls = marked.filter((one) => lasting.get(one.position) < 0);
+    const marked = key === "count" ? series.lasting : [];
+    const rises = marked.filter(([, added]) => added).map(([position]) => all[position]);
+    const falls = marked.filter(([, , removed]) => removed).map(([position]) => all[position]);
     const at = { x: "position", y: (one) => one[key] };
-    const triangle = (found, rotate, color) =>
-      Plot.dot(found, { ...at, symbol: "triangle", rotate, r: 3.5, fill: color });
+    // A pass can add some for good and take others away: both are seen, side by side.
+    const triangle = (found, others, rotate, color) =>
+      [
+        [found.filter((one) => !others.includes(one)), 0],
+        [found.filter((one) => others.includes(one)), rotate ? 4 : -4],
+      ].map(([some, dx]) =>
+        Plot.dot(some, { ...at, symbol: "triangle", rotate, r: 3.5, fill: color, dx }),
+      );
     return draw({
       width,
       height: 62,
@@ -74,8 +79,8 @@
         Plot.axisY(most ? [0, most] : [0], { tickFormat: form, tickSize: 3, label: null }),
         Plot.areaY(all, { ...at, curve: "step-after", fill: "var(--area)" }),
         Plot.lineY(all, { ...at, curve: "step-after", stroke: "var(--bar)", strokeWidth: 1.5 }),
-        triangle(rises, 0, "var(--bad)"),
-        triangle(falls, 180, "var(--good)"),
+        ...triangle(rises, falls, 0, "var(--bad)"),
+        ...triangle(falls, rises, 180, "var(--good)"),
         Plot.tip(
           all.filter((one) => one[key] !== null),
           Plot.pointerX({
@@ -125,7 +130,11 @@
       parts.push(row);
     }
     parts.push(
-      element("p", "muted", "▲ a pass adds to the count for good, ▼ it takes away for good"),
+      element(
+        "p",
+        "muted",
+        "▲ a pass adds some that no later pass takes back, ▼ it takes some away for good",
+      ),
     );
     if (still.length) {
       const names = still.map(({ series }) => series.name).join(", ");
