@@ -87,6 +87,7 @@ class Examined:
         passes: every snapshot; empty where there are none.
         series: what was counted in them.
         why_no_passes: why there are none; else ``""``.
+        damage: the error of the snapshot for which there are none: what the rules read was whole.
         ways: the ways of the :data:`MOST_WAYS` most costly warnings through the passes.
     """
 
@@ -96,6 +97,7 @@ class Examined:
     passes: tuple[PassLine, ...] = ()
     series: tuple[Series, ...] = ()
     why_no_passes: str = ""
+    damage: HloAuditError | None = None
     ways: Mapping[FindingKey, tuple[WayStep, ...]] = field(default_factory=dict)
 
 
@@ -206,7 +208,8 @@ def _examined(audit: ProgramAudit, dump: ModuleDump, options: RuleOptions) -> Ex
             "final": dump.final,
         }
         modules = {stage: one.read() for stage, one in snapshots.items() if one is not None}
-        return Examined(audit, modules, dump, why_no_passes=error.message)
+        damage = error if dump.passes else None
+        return Examined(audit, modules, dump, why_no_passes=error.message, damage=damage)
     timeline = make_timeline(passes, audit.rules, DEFAULT_OPCODES, options)
     audit = traced(audit, passes, options)
     lines = tuple(
@@ -214,7 +217,7 @@ def _examined(audit: ProgramAudit, dump: ModuleDump, options: RuleOptions) -> Ex
         for position, snapshot in enumerate(passes.snapshots)
     )
     ways = dict(_ways(audit, passes, lines))
-    return Examined(audit, _modules(passes), dump, lines, timeline.series, "", ways)
+    return Examined(audit, _modules(passes), dump, lines, timeline.series, ways=ways)
 
 
 def _modules(passes: Passes) -> dict[AuditStage, Module]:

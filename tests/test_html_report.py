@@ -844,6 +844,30 @@ def test_the_gate_decides_the_exit_code(both: list[Path], tmp_path: Path) -> Non
     assert "within budget" in Page(output.read_text()).root.one("h1").text
 
 
+def test_a_damaged_snapshot_that_no_rule_reads_is_told_of(tmp_path: Path) -> None:
+    dump = tmp_path / "dump"
+    dump_of(dump, [[], [], []])
+    (damaged,) = dump.glob("*after_pass-1*")
+    damaged.write_text(damaged.read_text()[:-20])
+    output = tmp_path / "page.html"
+    result = run("report", dump, "-o", output, "--max", "HLA002=0")
+    assert result.returncode == 0
+    (warning,) = [line for line in result.stderr.splitlines() if "warning" in line]
+    assert warning.startswith(f"hlo-audit: warning: {dump} has no timeline, as its dump is damaged")
+    assert damaged.name in warning
+    page = Page(output.read_text())
+    (notice,) = page.main.children[0].one("ul", "notices").all("li")
+    assert f"hlo-audit: warning: {notice.text}" == warning
+    assert "no timeline" in page.section("passes").text
+
+
+def test_a_dump_without_passes_is_not_damaged(tmp_path: Path) -> None:
+    dump_of(tmp_path / "dump", [[], []])
+    page = Page(written([tmp_path / "dump"]))
+    assert "holds no snapshot of a pass" in page.section("passes").text
+    assert not page.main.children[0].all("ul")
+
+
 def test_without_a_file_the_page_goes_to_standard_output(both: list[Path]) -> None:
     result = run("report", next(both[1].glob("*.after_codegen.txt")))
     assert result.returncode == 0

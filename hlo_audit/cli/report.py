@@ -25,7 +25,7 @@ from hlo_audit.cli.options import (
     takes_how,
     takes_rule_choice,
 )
-from hlo_audit.cli.output import put
+from hlo_audit.cli.output import put, say
 from hlo_audit.cli.planned import is_narrowed, plan
 from hlo_audit.errors import UsageError
 
@@ -76,6 +76,7 @@ def report(
     from hlo_audit.examination import examine_subjects
     from hlo_audit.report import environment
     from hlo_audit.report.html import render_html
+    from hlo_audit.report.html.overview import damage_said
     from hlo_audit.report.sources import Repository
     from hlo_audit.report.text import verdict
     from hlo_audit.rules import ALL_RULES
@@ -131,6 +132,9 @@ def report(
     )
     if any(one.error is None for one in audits):  # else the errors have said it all
         put(render_html(found, examined, pairs, Repository.around(Path.cwd())), output)
+    for one, named in zip(examined, audits, strict=True):
+        if warning := damage_said(named.label, one):
+            say(f"hlo-audit: warning: {warning}")
     if output is not None and not found.gate.passed:
         click.echo(verdict(found).plain, err=True)
     sys.exit(exit_code_of(asked, found))

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hlo_audit.examination import Examined
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.diff_wording import (
     format_seconds,
 )
+from hlo_audit.report.html.limits import cut
 from hlo_audit.report.wording import (
     cost_of,
     format_bytes,
@@ -82,7 +84,14 @@ class Verdict:
     failed: str
 
 
-def verdict(report: Report, rules: Mapping[str, Rule]) -> Verdict:
+def damage_said(label: str, one: Examined) -> str:
+    """That a snapshot cannot be read which no rule reads; ``""`` where all could be."""
+    if one.damage is None:
+        return ""
+    return f"{label} has no timeline, as its dump is damaged: {one.damage}"
+
+
+def verdict(report: Report, examined: Sequence[Examined], rules: Mapping[str, Rule]) -> Verdict:
     gate = report.gate
     failed = not_audited(report)
     status: Status = "failed" if failed or not gate.passed else "passed" if gate.held else "none"
@@ -97,9 +106,14 @@ def verdict(report: Report, rules: Mapping[str, Rule]) -> Verdict:
         )
         for one in gate.violations
     ]
-    notices = tuple((notice.fails, notice.message) for notice in gate.notices)
+    notices = [(notice.fails, notice.message) for notice in gate.notices]
+    notices += [
+        (False, cut(said))
+        for audit, one in zip(report.programs, examined, strict=True)
+        if (said := damage_said(audit.label, one))
+    ]
     known = "allowed" if gate.against == "budget" else gate.against
-    return Verdict(status, headline(report), known, tuple(violations), notices, failed)
+    return Verdict(status, headline(report), known, tuple(violations), tuple(notices), failed)
 
 
 def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:

@@ -113,7 +113,7 @@ def page_of(
     compared = [comparison_of(pair, report.programs, anchors) for pair in pairs[:MOST_PAIRS]]
     return Page(
         title=f"hlo-audit: {headline(report)}",
-        verdict=verdict(report, rules),
+        verdict=verdict(report, examined, rules),
         codes=tuple((rule.code, rule.slug, rule.summary) for rule in rules.values()),
         programs=tuple(program_rows(report, tuple(rules))),
         has_cycles=any(audit.cost for audit in report.programs),
