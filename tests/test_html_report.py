@@ -896,6 +896,7 @@ def test_a_terminal_gets_no_page(both: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["-o", "{out}"], "no program is named"),
         (["{none}", "-o", "{out}"], "there is no file or folder"),
         (["{dump}", "-o", "{tmp}/no/such/folder/x.html"], "cannot write"),
         (["{dump}", "-o", "{tmp}"], "is a directory"),
@@ -919,13 +920,22 @@ def test_what_is_wrong_is_one_line(
     for name, path in names.items():
         arguments = [argument.replace(name, path) for argument in arguments]
     before = file.read_text()
-    result = run("report", *arguments)
+    result = run("report", *arguments, cwd=tmp_path)
     assert result.returncode == 2, result
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert said in result.stderr
     assert result.stdout == ""
     assert file.read_text() == before
     assert not (tmp_path / "out.html").exists()
+
+
+def test_without_a_program_the_config_says_which(tmp_path: Path) -> None:
+    module_file(tmp_path, 'op_name="x"')
+    (tmp_path / "hlo-audit.toml").write_text('programs = ["step.txt"]\n')
+    result = run("report", "-o", "page.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "step.txt" in Page((tmp_path / "page.html").read_text()).section("programs").text
+    assert "With no PROGRAM" in run("report", "--help").stdout
 
 
 # -- the package

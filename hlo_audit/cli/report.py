@@ -71,7 +71,8 @@ def report(
     It needs no network and no other file, and says what it leaves out.
 
     Programs, rules, and what they are held against are those of "hlo-audit check", with the same
-    exit codes. Two programs alone are compared, whatever they are.
+    exit codes. Two programs alone are compared, whatever they are. With no PROGRAM, they are those
+    of the config (see "hlo-audit init"), which must name some.
     """
     from hlo_audit.examination import examine_subjects
     from hlo_audit.report import environment
@@ -82,6 +83,11 @@ def report(
     from hlo_audit.rules import ALL_RULES
     from hlo_audit.run import audit_subjects
 
+    if not programs and not config.programs:
+        raise UsageError(
+            "no program is named, neither here nor in a config",
+            hint="name one or a dump, as in: hlo-audit report lm-head -o report.html",
+        )
     if output is None and sys.stdout.isatty():
         raise UsageError("a page is not for a terminal", hint="write it to a file: -o report.html")
     applied = read_applied(config, choice)
