@@ -25,12 +25,13 @@ from typing import Any
 
 import pytest
 
+from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.examination import Examined, examine_subjects
 from hlo_audit.gate import Gate, Notice, Violation
 from hlo_audit.hlo import SourceLocation
 from hlo_audit.manifest import MANIFEST_NAME
 from hlo_audit.program import Recorded
-from hlo_audit.program_audit import tell_apart
+from hlo_audit.program_audit import ProgramAudit, tell_apart
 from hlo_audit.report import Report
 from hlo_audit.report.html import render_html
 from hlo_audit.report.html.limits import MOST_FINDINGS, MOST_NOTES
@@ -445,8 +446,28 @@ def test_a_program_that_cannot_be_read_is_told_of(both: list[Path], tmp_path: Pa
     broken = tmp_path / "broken.txt"
     broken.write_text("HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {\n  %p = f32[8")
     page = Page(written([broken, both[0]]))
-    assert "1 of 2 not audited" in page.root.one("h1").text
+    assert page.root.one("h1").text.startswith("✗ 1 of 2 programs not audited; no gate")
+    assert "1 of 2 programs not audited" in page.root.one("title").text
     assert "broken.txt:4" in page.section("programs").one("td", "error").text
+
+
+@pytest.mark.parametrize(
+    ("error", "title"),
+    [
+        (UsageError("the program raised ValueError", log=("step.py:3",)), "Traceback"),
+        (CompileError("it crashed", log=("check failed",)), "What the compiler wrote last"),
+    ],
+)
+def test_the_lines_of_an_error_are_called_what_they_are(
+    error: HloAuditError, title: str, both: list[Path]
+) -> None:
+    examined, _ = _examined(both[:1])
+    failed = Examined(ProgramAudit("step", error=error))
+    report = Report([examined[0].audit, failed.audit], Gate(), {})
+    page = Page(render_html(report, [*examined, failed], [], Repository(TOP)))
+    log = page.section("programs").one("td", "error").one("details")
+    assert log.one("summary").text == title
+    assert log.one("pre").text == error.log[0]
 
 
 def test_a_single_file_says_why_it_has_no_timeline(both: list[Path]) -> None:

@@ -101,6 +101,16 @@ def suppressed_said(report: Report) -> str:
     return "" if not count else f"{count} suppressed" if count > 1 else "1 suppressed"
 
 
+def headline_with_failed(report: Report) -> str:
+    """The verdict in a few words, behind how many programs could not be audited: without them a
+    gate that passed, or that there is none, says little."""
+    failed = sum(audit.error is not None for audit in report.programs)
+    if not failed:
+        return headline(report)
+    of = "1 program" if len(report.programs) == 1 else f"{len(report.programs):,} programs"
+    return f"{failed:,} of {of} not audited; {headline(report)}"
+
+
 def not_audited(report: Report) -> str:
     """How many programs could not be audited; ``""`` where all were."""
     failed = sum(audit.error is not None for audit in report.programs)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hlo_audit.errors import CompileError
 from hlo_audit.examination import Examined
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
@@ -19,7 +20,7 @@ from hlo_audit.report.wording import (
     format_cost,
     format_difference,
     format_limit,
-    headline,
+    headline_with_failed,
     not_audited,
 )
 from hlo_audit.rule import Rule
@@ -57,6 +58,7 @@ class ProgramRow:
     counts: tuple[Count, ...]
     cost: str
     error: str
+    log_title: str
     log: tuple[str, ...]
 
 
@@ -74,14 +76,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict and why."""
+    """The verdict and why; ``text`` leads with the programs that were not audited."""
 
     status: Status
     text: str
     known_heading: str
     violations: tuple[Difference, ...]
     notices: tuple[tuple[bool, str], ...]
-    failed: str
 
 
 def damage_said(label: str, one: Examined) -> str:
@@ -93,8 +94,7 @@ def damage_said(label: str, one: Examined) -> str:
 
 def verdict(report: Report, examined: Sequence[Examined], rules: Mapping[str, Rule]) -> Verdict:
     gate = report.gate
-    failed = not_audited(report)
-    status: Status = "failed" if failed or not gate.passed else "passed" if gate.held else "none"
+    status: Status = "failed" if not_audited(report) or not gate.passed else "passed" if gate.held else "none"
     violations = [
         Difference(
             one.program,
@@ -113,7 +113,7 @@ def verdict(report: Report, examined: Sequence[Examined], rules: Mapping[str, Ru
         if (said := damage_said(audit.label, one))
     ]
     known = "allowed" if gate.against == "budget" else gate.against
-    return Verdict(status, headline(report), known, tuple(violations), tuple(notices), failed)
+    return Verdict(status, headline_with_failed(report), known, tuple(violations), tuple(notices))
 
 
 def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:
@@ -137,6 +137,9 @@ def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:
             counts=tuple(_count(audit, code, (audit.label, code) in broken) for code in codes),
             cost=format_cost(findings) if findings else "",
             error="" if audit.error is None else str(audit.error),
+            log_title="What the compiler wrote last"
+            if isinstance(audit.error, CompileError)
+            else "Traceback",
             log=() if audit.error is None else tuple(audit.error.log),
         )
 

@@ -37,7 +37,7 @@ from hlo_audit.report.listed import alike, listed, suppressed
 from hlo_audit.report.snippets import SourceReader
 from hlo_audit.report.sources import Repository
 from hlo_audit.report.wording import (
-    headline,
+    headline_with_failed,
 )
 
 
@@ -112,7 +112,7 @@ def page_of(
     )
     compared = [comparison_of(pair, report.programs, anchors) for pair in pairs[:MOST_PAIRS]]
     return Page(
-        title=f"hlo-audit: {headline(report)}",
+        title=f"hlo-audit: {headline_with_failed(report)}",
         verdict=verdict(report, examined, rules),
         codes=tuple((rule.code, rule.slug, rule.summary) for rule in rules.values()),
         programs=tuple(program_rows(report, tuple(rules))),
