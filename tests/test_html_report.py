@@ -384,6 +384,23 @@ def test_a_fix_stands_with_what_it_claims(page_of_both: Page) -> None:
     assert claimed.claims["Numerics"] in embed.text
 
 
+def test_cpu_devices_are_called_so_everywhere(tmp_path: Path) -> None:
+    for devices in ("4", "1"):
+        dump_of(tmp_path / devices, [[], [], []])
+        made = manifest(platform="cpu", topology=devices, mode="auto", devices=int(devices))
+        (tmp_path / devices / MANIFEST_NAME).write_text(json.dumps(made))
+    paths = [tmp_path / "4", tmp_path / "1"]
+    page = Page(written(paths))
+    rows = page.section("programs").one("tbody").all("tr")
+    assert [row.all("td")[0].text for row in rows] == ["4 CPU devices", "1 CPU device"]
+    one = page.section("compare").one("article")
+    assert one.one("h3").text.startswith("4 CPU devices against 1 CPU device")
+    result = run("check", *paths, "--format", "markdown")
+    assert "| `4 CPU devices` |" in result.stdout
+    assert "4 CPU devices" in run("check", *paths).stdout
+    assert "  1 CPU device  " in run("diff", *paths, "--force").stdout
+
+
 def test_a_fix_that_is_among_the_programs_is_measured(both: list[Path], tmp_path: Path) -> None:
     for name, dump, layout in (("x", both[1], "embed-vocab"), ("y", both[0], "vocab-embed")):
         shutil.copytree(dump, tmp_path / name)

@@ -187,7 +187,7 @@ def _counts(report: Report) -> list[str]:
     rows = [
         (
             cell(audit.label),
-            cell(audit.topology or audit.platform or ""),
+            cell(audit.target or audit.platform or ""),
             *(_count(audit, rules[code]) for code in sorted(rules)),
             f"{audit.cost.estimated_cycles:,}" if audit.cost else "",
         )

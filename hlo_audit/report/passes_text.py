@@ -65,9 +65,7 @@ def _heading(history: History, timeline: Timeline, label: str) -> Text:
     passes = timeline.passes
     changing = sum(map(passes.changes_module, range(1, len(passes))))
     audit = history.audit
-    on_cpu = audit.topology and audit.platform == "cpu"
-    topology = f"{audit.topology} CPU devices" if on_cpu else audit.topology
-    facts = [fact for fact in (topology, audit.module) if fact]
+    facts = [fact for fact in (audit.target, audit.module) if fact]
     return Text.assemble(
         (plain(label), "bold"),
         "".join(f"  {plain(fact)}" for fact in facts),

@@ -179,4 +179,4 @@ def rules_of(audits: Sequence[ProgramAudit]) -> dict[str, Rule]:
 
 def target_of(audit: ProgramAudit) -> str:
     """The chips that a program is for, or what else is known of them."""
-    return audit.topology or audit.platform or ""
+    return audit.target or audit.platform or ""
