@@ -243,7 +243,9 @@ def test_the_overview_has_the_counts_of_both(page_of_both: Page) -> None:
     assert "jax-0.12.0-auto" in rows[0].one("th").text
     assert counts[0][1].startswith("583,241")
     assert counts[1][2:] == ["1 (+61)", "4 65.5 MB", "1 16.4 MB", "0", "0"]
-    assert "not a measurement" in page_of_both.section("programs").one("caption").text
+    caption = page_of_both.section("programs").one("caption").text
+    assert "not a measurement" in caption
+    assert "size of what they copy or send" in caption
 
 
 def test_the_comparison_leads_with_what_differs_where_and_what_to_do(page_of_both: Page) -> None:
@@ -281,7 +283,7 @@ def test_findings_are_listed_by_cost_with_all_that_is_known(page_of_both: Page) 
     assert facts["instruction"].startswith("%copy")
     assert facts["shape"] == "f32[128,32000]"
     assert facts["size"] == "16.4 MB (16,384,000 bytes) once"
-    assert facts["HBM traffic a step"].startswith("32.8 MB")
+    assert facts["HBM traffic a step"] == "32.8 MB"
     assert facts["from"] == "{1,0:T(8,128)}"
     assert facts["origin"] == "brought by Layout_assignment: layout-assignment"
     assert "/src/lm.py" in first.children[0].text
@@ -289,6 +291,28 @@ def test_findings_are_listed_by_cost_with_all_that_is_known(page_of_both: Page) 
     transpose = findings[4]
     way = [step.text for step in transpose.one("ol", "way").all("li")]
     assert any("does not fold" in step and "Sharding call" in step for step in way)
+
+
+def test_the_time_of_a_finding_is_said_once(both: list[Path], tmp_path: Path) -> None:
+    final = next(both[1].glob("*.after_codegen.txt"))
+    shutil.copy(final, tmp_path)
+    made = manifest(mode="explicit", module="jit_step")
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(made))
+    page = Page(written([tmp_path]))
+    copies = page.section("findings").all("details", "finding")
+    assert len(copies) == 4
+    for one in copies:
+        times = re.findall(r"about ([\d.]+) us", one.one("dl", "facts").text)
+        assert len(times) == 1
+        # 16.4 MB are read and written, at the 2.37 TB/s that copies reach.
+        assert float(times[0]) == pytest.approx(2 * 16_384_000 / 2.37e6, rel=0.01)
+    # Of several that are alike: one, and all of them.
+    examined, _ = examine_subjects([Recorded(tmp_path)], ALL_RULES)
+    alike = replace(examined[0].audit.findings[0], op_name="", source=None, stack=())
+    audit = replace(examined[0].audit, findings=(alike, replace(alike, instruction="other")))
+    page = Page(render_html(Report([audit], Gate(), {}), examined, [], Repository(TOP)))
+    facts = page.section("findings").one("details", "finding").one("dl", "facts").text
+    assert re.search(r"about 13\.8 us each, about 27\.[67] us for all 2, if nothing", facts)
 
 
 def _cycles(finding: Node) -> re.Match[str] | None:

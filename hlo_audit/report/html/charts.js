@@ -153,6 +153,9 @@
       return;
     }
     const measure = byBytes ? "bytes" : "cycles";
+    const taken = byBytes
+      ? "Size of what the warnings copy or send"
+      : "Cycles that the warnings take";
     const most = Math.max(...rows.map((one) => one[measure]));
     const said = (one) =>
       [
@@ -162,7 +165,7 @@
       ]
         .filter(Boolean)
         .join(" · ");
-    const parts = [element("h3", "small-head", "What the warnings take in a step")];
+    const parts = [element("h3", "small-head", `${taken} in a step`)];
     for (const program of new Set(rows.map((one) => one.program))) {
       const mine = rows.filter((one) => one.program === program);
       const labelWidth = wide.matches ? 260 : 0;
@@ -177,7 +180,7 @@
           marginBottom: 4,
           marginLeft: 58,
           marginRight: labelWidth + 12,
-          ariaLabel: `What the warnings in ${program} take in a step, by rule`,
+          ariaLabel: `${taken} in a step, by rule: ${program}`,
           ariaDescription: mine.map((one) => `${one.rule}: ${said(one)}`).join("; "),
           x: { domain: [0, most], axis: null },
           y: { domain: mine.map((one) => one.rule), label: null, tickSize: 0 },

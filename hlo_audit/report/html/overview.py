@@ -94,7 +94,9 @@ def damage_said(label: str, one: Examined) -> str:
 
 def verdict(report: Report, examined: Sequence[Examined], rules: Mapping[str, Rule]) -> Verdict:
     gate = report.gate
-    status: Status = "failed" if not_audited(report) or not gate.passed else "passed" if gate.held else "none"
+    status: Status = (
+        "failed" if not_audited(report) or not gate.passed else "passed" if gate.held else "none"
+    )
     violations = [
         Difference(
             one.program,
@@ -157,8 +159,8 @@ def _count(audit: ProgramAudit, code: str, breaks: bool) -> Count:
         return Count(0, 0, "", breaks, f"not counted: {audit.skipped.get(code, '')}")
     mine = [finding for finding in audit.findings if finding.rule == code]
     warnings = [finding for finding in mine if finding.severity == "warning"]
-    moved = sum(cost_of(finding)[1] for finding in warnings)
-    size = format_bytes(moved) if moved else ""
+    copied = sum(cost_of(finding)[1] for finding in warnings)
+    size = format_bytes(copied) if copied else ""
     return Count(len(warnings), len(mine) - len(warnings), size, breaks)
 
 
