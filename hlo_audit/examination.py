@@ -126,6 +126,7 @@ def examine_subjects(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     cache: Cache | None = None,
     on_compiled: Callable[[Lowering, Outcome], None] | None = None,
+    on_read: Callable[[Recorded], None] | None = None,
 ) -> tuple[list[Examined], list[Pair]]:
     """Examine each subject, and compare those that belong together.
 
@@ -136,6 +137,7 @@ def examine_subjects(
     Args:
         rules, options, jobs, timeout_seconds, cache, on_compiled: as for
             :func:`hlo_audit.run.audit_subjects`.
+        on_read: called after each dump or file, whether it could be read or not.
     """
     options = options or {}
     found: dict[int, list[Examined]] = {}
@@ -153,6 +155,8 @@ def examine_subjects(
                 found[index] = _recorded(subject.path, rules, options)
             except HloAuditError as error:
                 found[index] = [Examined(ProgramAudit(subject.label, error=error))]
+            if on_read is not None:
+                on_read(subject)
     with tempfile.TemporaryDirectory(prefix="hlo-audit-") as folder:
         if lowerings:
             compile_programs(

@@ -878,7 +878,7 @@ assert not found, found
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert (result.stdout, result.stderr) == ("", "")
+    assert (result.stdout, result.stderr) == ("", f"wrote {output}\n")
     assert Page(output.read_text()).root.one("h1").text.startswith("○ No gate")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
@@ -989,6 +989,45 @@ def test_what_is_wrong_is_one_line(
     assert result.stdout == ""
     assert file.read_text() == before
     assert not (tmp_path / "out.html").exists()
+
+
+def test_a_terminal_sees_how_far_the_reading_is(tmp_path: Path) -> None:
+    module_file(tmp_path, 'op_name="x"')
+    (tmp_path / "cut.txt").write_text("HloModule m")
+    command = [sys.executable, "-m", "hlo_audit", "report", "step.txt", "cut.txt", "-o", "p.html"]
+    shown = {}
+    for options in ((), ("--quiet",)):
+        primary, secondary = os.openpty()
+        try:
+            with subprocess.Popen(
+                [*command, *options],
+                stderr=secondary,
+                cwd=tmp_path,
+                env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+            ) as process:
+                os.close(secondary)
+                shown[options] = _all_of(primary)
+        finally:
+            os.close(primary)
+        assert process.returncode == 2
+    assert "examining" in shown[()]
+    assert "2/2" in shown[()]
+    assert "wrote p.html" in shown[()]
+    assert not {"examining", "wrote"} & set(shown["--quiet",].split())
+
+
+def _all_of(terminal: int) -> str:
+    """All that is written to a terminal until nobody has it open."""
+    parts = []
+    while True:
+        try:
+            part = os.read(terminal, 65_536)
+        except OSError:  # on Linux, at its end
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts).decode()
 
 
 def test_without_a_program_the_config_says_which(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hlo_audit.cli.options import (
     OutputOptions,
     RuleChoice,
     cache_of,
+    examination_progress_of,
     completes,
     progress_of,
     takes_config,
@@ -97,7 +98,7 @@ def report(
     asked.compared.refuse(subjects)
     asked.refuse_overwriting(programs, output)
     cache = cache_of(how)
-    with progress_of(subjects, how) as on_compiled:
+    with examination_progress_of(subjects, how) as (on_compiled, on_read):
         examined, pairs = examine_subjects(
             subjects,
             applied.rules,
@@ -106,6 +107,7 @@ def report(
             timeout_seconds=how.timeout_seconds,
             cache=cache,
             on_compiled=on_compiled,
+            on_read=on_read,
         )
 
     def audit(subjects: Sequence[Subject]) -> list[ProgramAudit]:
@@ -138,6 +140,8 @@ def report(
     )
     if any(one.error is None for one in audits):  # else the errors have said it all
         put(render_html(found, examined, pairs, Repository.around(Path.cwd())), output)
+        if output is not None and not how.quiet:
+            say(f"wrote {output}")
     for one, named in zip(examined, audits, strict=True):
         if warning := damage_said(named.label, one):
             say(f"hlo-audit: warning: {warning}")
