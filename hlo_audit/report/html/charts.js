@@ -115,7 +115,7 @@
     const head = element("div", "series series-head");
     head.setAttribute("aria-hidden", "true");
     head.append(
-      element("span", "", `${timeline.passes.length} snapshots, left to right`),
+      element("span", "", `${number(timeline.passes.length)} snapshots, left to right`),
       element("span", "", "count"),
       element("span", "", "bytes of the results"),
     );
@@ -161,7 +161,7 @@
       [
         byBytes && bytes(one.bytes),
         one.cycles && `${number(one.cycles)} est. cycles`,
-        `${one.count} ${one.count === 1 ? "finding" : "findings"}`,
+        `${number(one.count)} ${one.count === 1 ? "finding" : "findings"}`,
       ]
         .filter(Boolean)
         .join(" · ");
@@ -241,7 +241,7 @@
         );
         shown += !one.hidden;
       }
-      fields.shown.value = shown === findings.length ? "" : `${shown} of ${findings.length}`;
+      fields.shown.value = shown === findings.length ? "" : `${number(shown)} of ${number(findings.length)}`;
     };
     form.addEventListener("input", apply);
     form.addEventListener("submit", (event) => event.preventDefault());

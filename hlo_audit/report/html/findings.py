@@ -242,7 +242,7 @@ def _of_step(cycles: int, audit: ProgramAudit) -> str:
 def note_of(group: Sequence[Listed], repository: Repository, reason: str = "") -> Note:
     finding = group[0].finding
     labels = list(dict.fromkeys(entry.audit.label for entry in group))
-    more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+    more = f" and {len(labels) - 4:,} more" if len(labels) > 4 else ""
     places = repository.places(finding)
     return Note(
         f"{finding.rule} {finding.slug}",

@@ -70,7 +70,7 @@ class PassesView:
 
 def passes_of(anchor: str, label: str, one: Examined) -> PassesView:
     changing = sum(line.changes_module for line in one.passes[1:])
-    said = f"{len(one.passes)} snapshots, {changing} of them change the module"
+    said = f"{len(one.passes):,} snapshots, {changing:,} of them change the module"
     rows = list(_pass_rows(one))
     kept = rows
     if len(rows) > MOST_ROWS:  # what does not last goes first
