@@ -448,9 +448,7 @@ def progress_of(
 @contextmanager
 def examination_progress_of(
     subjects: Sequence[Subject], how: How
-) -> Iterator[
-    tuple[Callable[[Lowering, Outcome], None] | None, Callable[[Recorded], None] | None]
-]:
+) -> Iterator[tuple[Callable[[Lowering, Outcome], None] | None, Callable[[Recorded], None] | None]]:
     """As :func:`progress_of`; on a terminal also how far the reading of dumps is, which takes as
     long where they hold a snapshot for each pass.
 
