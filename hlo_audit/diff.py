@@ -265,7 +265,7 @@ def _chosen(folder: Path, name: str | None) -> ModuleDump:
 
 def side_names(a: ProgramAudit, b: ProgramAudit) -> tuple[str, str]:
     """The mode, layout or topology of each, whichever tells them apart; else A and B."""
-    for one, other in ((a.mode, b.mode), (a.layout, b.layout), (a.topology, b.topology)):
+    for one, other in ((a.mode, b.mode), (a.layout, b.layout), (a.target, b.target)):
         if one and other and one != other:
             return one, other
     return "A", "B"

@@ -653,7 +653,7 @@ def test_findings_alike_in_two_modes_share_an_annotation(repository: Repository)
 def test_markdown_leads_with_the_verdict_and_the_difference(repository: Repository) -> None:
     lines = render_markdown(typical(), repository).splitlines()
     assert lines[0] == MARKER
-    assert lines[1] == "### :x: hlo-audit: gate failed, 1 of 4 not audited"
+    assert lines[1] == "### :x: hlo-audit: 1 of 4 programs not audited; gate failed"
     assert "| `train/explicit/straight` | HLA902 made-up | at most 1 | 2 | +1 |" in lines[:8]
     passed = render_markdown(reported(audited(), budgets={"HLA902": 0}), repository)
     assert passed.splitlines()[1] == (

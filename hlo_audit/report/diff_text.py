@@ -80,7 +80,7 @@ def _sides(diff: Diff) -> Iterator[RenderableType]:
     width = max(len(side.name) for side in (diff.a, diff.b))
     for side in (diff.a, diff.b):
         audit = side.audit
-        facts = [audit.label, audit.topology or "", audit.module or ""]
+        facts = [audit.label, audit.target, audit.module or ""]
         facts += [f"--xla-flag {name}={value}" for name, value in audit.xla_flags.items()]
         said = plain("  ".join(fact for fact in facts if fact))
         name = Text(plain(side.name).ljust(width), style="bold")

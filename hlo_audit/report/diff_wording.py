@@ -92,7 +92,7 @@ def _copies(diff: Diff, hardware: Hardware | None) -> Iterator[tuple[float, str]
         verb = "adds" if change > 0 else "no longer has"
         yield (
             float(abs(moved)),
-            f"{diff.b.name} {verb} {abs(change)} {what}{sizes}{_about(seconds)}",
+            f"{diff.b.name} {verb} {abs(change):,} {what}{sizes}{_about(seconds)}",
         )
 
 
@@ -106,7 +106,7 @@ def _collectives(diff: Diff, hardware: Hardware | None) -> Iterator[tuple[float,
         wire["b"] += b.traffic.wire_bytes
         change = b.count - a.count
         if change:
-            (gained if change > 0 else lost).append(f"{abs(change)} {kind}")
+            (gained if change > 0 else lost).append(f"{abs(change):,} {kind}")
     if not lost and not gained and wire["a"] == wire["b"]:
         return
     did = [f"loses {', '.join(lost)}"] if lost else []
@@ -131,7 +131,7 @@ def _rules(diff: Diff) -> Iterator[str]:
         if one.rule.code != "HLA002"
     ]
     for verb, sign in (("adds", 1), ("no longer has", -1)):
-        listed = [f"{abs(change)} {name}" for change, name in changes if change * sign > 0]
+        listed = [f"{abs(change):,} {name}" for change, name in changes if change * sign > 0]
         if listed:
             yield f"{diff.b.name} {verb} {', '.join(listed)}"
 
@@ -139,7 +139,7 @@ def _rules(diff: Diff) -> Iterator[str]:
 def _in_both(diff: Diff) -> Iterator[str]:
     """What a difference does not show: the faults that both have."""
     listed = [
-        f"{len(found)} {one.rule.code} {one.rule.slug}"
+        f"{len(found):,} {one.rule.code} {one.rule.slug}"
         for one in diff.rules
         if (found := [f for f in one.in_both if f.severity == "warning"])
     ]

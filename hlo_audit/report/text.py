@@ -125,9 +125,8 @@ def _versions(report: Report) -> Text:
 
 def _subject(audit: ProgramAudit) -> str:
     parts = [audit.program]
-    if audit.topology:
-        on_cpu = audit.platform == "cpu"
-        parts.append(f"{audit.topology} CPU devices" if on_cpu else audit.topology)
+    if audit.target:
+        parts.append(audit.target)
     mesh = ",".join(f"{axis}={size}" for axis, size in audit.mesh.items())
     if mesh and mesh in audit.variant:  # else it tells nothing apart
         parts.append(f"mesh {mesh}")
