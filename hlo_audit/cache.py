@@ -47,6 +47,14 @@ Environment = Mapping[str, str | None]
 _DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError)
 
 
+class _NotWrittenError(Exception):
+    """A file of an entry could not be written to where it was to be."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class CacheInfo:
     """What a cache holds: entries, their bytes on disk, and the limit in bytes."""
@@ -92,6 +100,9 @@ class Cache:
         """Unpack an entry into the empty folder ``into``; whether there was one.
 
         A damaged one is deleted, and is none.
+
+        Raises:
+            OSError: where ``into`` cannot be written; nothing is left in it.
         """
         path = self.entry_path(key)
         try:
@@ -100,11 +111,13 @@ class Cache:
             os.utime(path)  # used: the last to be deleted
         except FileNotFoundError:
             return False
+        except _NotWrittenError as error:  # a full disk: the entry is as good as before
+            _empty(into)
+            raise error.reason from None
         except _DAMAGED:
+            _empty(into)
             with contextlib.suppress(OSError):
                 path.unlink()
-                for file in into.iterdir():
-                    file.unlink()
             return False
         return True
 
@@ -230,4 +243,14 @@ def _extract_files(archive: zipfile.ZipFile, into: Path) -> None:
     for name in archive.namelist():
         if Path(name).name != name:
             raise ValueError(f"{name} leads out of the folder")
-        into.joinpath(name).write_bytes(archive.read(name))
+        content = archive.read(name)
+        try:
+            into.joinpath(name).write_bytes(content)
+        except OSError as error:
+            raise _NotWrittenError(error) from None
+
+
+def _empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            file.unlink()

@@ -7,6 +7,7 @@ of the compiler is the error of the one program that met it; the others go on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -28,6 +29,7 @@ from typing import Any
 
 from hlo_audit.cache import Cache
 from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage, is_ours
+from hlo_audit.dump import parse_file_name
 from hlo_audit.ending_signals import ended_by_signals, signals_held, signals_ignored
 from hlo_audit.errors import (
     CompileError,
@@ -374,18 +376,26 @@ class _Crew:
         if "error" in answer:
             return _error_from_json(answer["error"])
         manifest = Manifest.from_json(answer["manifest"])
+        if not answer.get("cached"):
+            try:
+                refuse_cut_short(task.job.dump_to)
+            except CompileError as error:
+                return error
         if self._cache is not None:
             entry: str = answer["entry"]
             lowering = task.job.lowering
             if not answer["cached"]:
                 kept = self._cache.store(entry, task.job.dump_to)
-            elif not self._cache.extract(entry, task.job.dump_to):
-                # It was damaged, or another process has just deleted it.
-                job = replace(task.job, cache_entries=None)
-                self._waiting.appendleft(replace(task, job=job))
-                return None
             else:
-                kept = True
+                try:
+                    kept = self._cache.extract(entry, task.job.dump_to)
+                except OSError as error:
+                    return _not_completed(error)
+                if not kept:
+                    # It was damaged, or another process has just deleted it.
+                    job = replace(task.job, cache_entries=None)
+                    self._waiting.appendleft(replace(task, job=job))
+                    return None
             if kept:
                 settings = compile_environment(lowering, self._here)
                 self._cache.record(lowering, settings, entry, manifest, answer["sources"])
@@ -430,9 +440,33 @@ def _find_cached(cache: Cache, task: _Task, into: Path, here: Path | None) -> Ou
     if found is None:
         return None
     key, manifest = found
-    if not cache.extract(key, task.job.dump_to):
-        return None
+    try:
+        if not cache.extract(key, task.job.dump_to):
+            return None
+    except OSError as error:
+        return _not_completed(error)
     return _complete(task, manifest, into, from_cache=True)
+
+
+def refuse_cut_short(dump: Path) -> None:
+    """Refuse a dump that the compiler could not write to its end: it does not say so itself.
+
+    Raises:
+        CompileError: where a module is empty, or the disk has no room left.
+    """
+    try:
+        for path in dump.iterdir():
+            if parse_file_name(path.name) and path.stat().st_size == 0:
+                raise CompileError(f"the dump cannot be completed: {path.name} is empty")
+        disk = os.statvfs(dump)
+    except OSError as error:
+        raise _not_completed(error) from None
+    if disk.f_blocks and not disk.f_bavail:
+        raise _not_completed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def _not_completed(error: OSError) -> CompileError:
+    return CompileError(f"the dump cannot be completed: {error.strerror}")
 
 
 def _complete(task: _Task, manifest: Manifest, into: Path, *, from_cache: bool) -> Outcome:
@@ -441,7 +475,7 @@ def _complete(task: _Task, manifest: Manifest, into: Path, *, from_cache: bool) 
         write_manifest(manifest, task.job.dump_to)
         folder = _move_in(task.job.dump_to, into / _folder_name(task.job.lowering))
     except OSError as error:
-        return CompileError(f"the dump cannot be completed: {error.strerror}")
+        return _not_completed(error)
     return Compiled(task.job.lowering, folder, manifest, from_cache)
 
 

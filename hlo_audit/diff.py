@@ -75,7 +75,7 @@ class RuleDiff:
 
     Attributes:
         counts: of findings, notes too.
-        bytes: of the findings, each run of them counted once.
+        bytes: of the findings, each run of them counted once; ``None`` as in ``counts``.
         only_a, only_b: the findings that the other side does not have, by fingerprint.
         in_both: those of ``a`` that it has.
     """
@@ -290,7 +290,7 @@ def _chosen(folder: Path, name: str | None) -> ModuleDump:
 
 def side_names(a: ProgramAudit, b: ProgramAudit) -> tuple[str, str]:
     """The mode, layout or topology of each, whichever tells them apart; else A and B."""
-    for one, other in ((a.mode, b.mode), (a.layout, b.layout), (a.topology, b.topology)):
+    for one, other in ((a.mode, b.mode), (a.layout, b.layout), (a.target, b.target)):
         if one and other and one != other:
             return one, other
     return "A", "B"
@@ -410,7 +410,12 @@ def _notes(a: Side, b: Side) -> tuple[str, ...]:
 def _rule_diff(rule: Rule, a: ProgramAudit, b: ProgramAudit) -> RuleDiff:
     mine = [[f for f in audit.findings if f.rule == rule.code] for audit in (a, b)]
     counts = Both(*(audit.counts.get(rule.code) for audit in (a, b)))
-    sizes = Both(*(sum(_bytes(finding) for finding in found) for found in mine))
+    sizes = Both(
+        *(
+            None if count is None else sum(_bytes(finding) for finding in found)
+            for count, found in zip((counts.a, counts.b), mine, strict=True)
+        )
+    )
     if counts.difference is None:  # what was not looked for is not missing
         return RuleDiff(rule, counts, sizes, (), ())
     only_a, only_b = _lacking(*mine), _lacking(*reversed(mine))

@@ -87,6 +87,7 @@ class Examined:
         passes: every snapshot; empty where there are none.
         series: what was counted in them.
         why_no_passes: why there are none; else ``""``.
+        damage: the error of the snapshot for which there are none: what the rules read was whole.
         ways: the ways of the :data:`MOST_WAYS` most costly warnings through the passes.
     """
 
@@ -96,6 +97,7 @@ class Examined:
     passes: tuple[PassLine, ...] = ()
     series: tuple[Series, ...] = ()
     why_no_passes: str = ""
+    damage: HloAuditError | None = None
     ways: Mapping[FindingKey, tuple[WayStep, ...]] = field(default_factory=dict)
 
 
@@ -124,6 +126,7 @@ def examine_subjects(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     cache: Cache | None = None,
     on_compiled: Callable[[Lowering, Outcome], None] | None = None,
+    on_read: Callable[[Recorded], None] | None = None,
 ) -> tuple[list[Examined], list[Pair]]:
     """Examine each subject, and compare those that belong together.
 
@@ -134,6 +137,7 @@ def examine_subjects(
     Args:
         rules, options, jobs, timeout_seconds, cache, on_compiled: as for
             :func:`hlo_audit.run.audit_subjects`.
+        on_read: called after each dump or file, whether it could be read or not.
     """
     options = options or {}
     found: dict[int, list[Examined]] = {}
@@ -151,6 +155,8 @@ def examine_subjects(
                 found[index] = _recorded(subject.path, rules, options)
             except HloAuditError as error:
                 found[index] = [Examined(ProgramAudit(subject.label, error=error))]
+            if on_read is not None:
+                on_read(subject)
     with tempfile.TemporaryDirectory(prefix="hlo-audit-") as folder:
         if lowerings:
             compile_programs(
@@ -206,7 +212,8 @@ def _examined(audit: ProgramAudit, dump: ModuleDump, options: RuleOptions) -> Ex
             "final": dump.final,
         }
         modules = {stage: one.read() for stage, one in snapshots.items() if one is not None}
-        return Examined(audit, modules, dump, why_no_passes=error.message)
+        damage = error if dump.passes else None
+        return Examined(audit, modules, dump, why_no_passes=error.message, damage=damage)
     timeline = make_timeline(passes, audit.rules, DEFAULT_OPCODES, options)
     audit = traced(audit, passes, options)
     lines = tuple(
@@ -214,7 +221,7 @@ def _examined(audit: ProgramAudit, dump: ModuleDump, options: RuleOptions) -> Ex
         for position, snapshot in enumerate(passes.snapshots)
     )
     ways = dict(_ways(audit, passes, lines))
-    return Examined(audit, _modules(passes), dump, lines, timeline.series, "", ways)
+    return Examined(audit, _modules(passes), dump, lines, timeline.series, ways=ways)
 
 
 def _modules(passes: Passes) -> dict[AuditStage, Module]:

@@ -30,7 +30,7 @@ from hlo_audit.compile_worker import (
     resolve_mesh,
 )
 from hlo_audit.compile_worker import make_mesh as mesh_of_devices
-from hlo_audit.compiler import LIBTPU_SETTINGS, check_can_compile
+from hlo_audit.compiler import LIBTPU_SETTINGS, check_can_compile, refuse_cut_short
 from hlo_audit.dump import read_dump
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.hlo import parse_module
@@ -245,6 +245,7 @@ def _compile_and_audit(lowered: Any, mesh: Any, how: How, name: str) -> ProgramA
                 raise
             except Exception as error:  # whatever the compiler raises is its verdict
                 raise as_audit_error(error, "compile", described) from error
+            refuse_cut_short(folder)
             if entry is not None and how.cache is not None:
                 how.cache.store(entry, folder)
         modules = read_dump(folder).modules

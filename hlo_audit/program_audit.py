@@ -119,6 +119,14 @@ class ProgramAudit:
         return "/".join(part for part in parts if part)
 
     @property
+    def target(self) -> str:
+        """The chips that it is for, or the number of CPU devices, for a reader; ``""`` where it is
+        not known."""
+        if self.topology and self.platform == "cpu":
+            return f"{self.topology} CPU {'device' if self.topology == '1' else 'devices'}"
+        return self.topology or ""
+
+    @property
     def hardware(self) -> Hardware | None:
         """One of its devices, where its topology says which chip it is of."""
         return hardware_of(self.topology, self.devices)

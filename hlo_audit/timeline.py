@@ -187,6 +187,8 @@ class Change:
         bytes: by how much the bytes change, together.
         undone_by: position -> how many of these a later pass takes back.
         undoes: position -> how many of an earlier pass's this one takes back.
+        lasting_added, lasting_removed: how many of the added and of the removed are neither
+            undone nor undo.
     """
 
     position: int
@@ -195,6 +197,8 @@ class Change:
     bytes: int
     undone_by: Mapping[int, int]
     undoes: Mapping[int, int]
+    lasting_added: int
+    lasting_removed: int
 
     @property
     def count(self) -> int:
@@ -204,8 +208,18 @@ class Change:
     @property
     def lasting(self) -> int:
         """How many of the added and the removed are neither undone nor undo."""
-        swings = sum(self.undone_by.values()) + sum(self.undoes.values())
-        return self.added + self.removed - swings
+        return self.lasting_added + self.lasting_removed
+
+    @property
+    def lasting_count(self) -> int:
+        """By how much the count changes for good: where a pass adds three that are undone and
+        removes one that is not, the count goes up by two and this is -1."""
+        return self.lasting_added - self.lasting_removed
+
+    @property
+    def swings(self) -> int:
+        """How many of the added and the removed are undone or undo."""
+        return self.added + self.removed - self.lasting
 
 
 @dataclass(frozen=True)
@@ -482,6 +496,10 @@ def _changes(counts: Sequence[Counter[_Key] | None]) -> tuple[Change, ...]:
             if difference:
                 stack.append(_Open(position, difference))
         before = here
+    lasting_added, lasting_removed = Counter[int](), Counter[int]()
+    for stack in open_.values():
+        for one in stack:
+            (lasting_added if one.count > 0 else lasting_removed)[one.position] += abs(one.count)
     changes = (
         Change(
             position,
@@ -490,6 +508,8 @@ def _changes(counts: Sequence[Counter[_Key] | None]) -> tuple[Change, ...]:
             moved[position],
             dict(sorted(undone.get(position, {}).items())),
             dict(sorted(undoing.get(position, {}).items())),
+            lasting_added[position],
+            lasting_removed[position],
         )
         for position in sorted({*added, *removed})
     )

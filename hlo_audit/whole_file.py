@@ -33,19 +33,22 @@ def write_text(path: Path, text: str) -> None:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")
             return
-        with replacing(target) as temporary:
+        with replacing(target, mode_if_new=0o666 & ~_umask()) as temporary:
             temporary.write_text(text, encoding="utf-8")
-            temporary.chmod(0o666 & ~_umask())
     except (OSError, RuntimeError) as error:  # of a loop of links, before Python 3.13
         reason = getattr(error, "strerror", None) or "it is a loop of links"
         raise UsageError(f"cannot write {str(path)[:200]}: {reason}") from None
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, mode_if_new: int = 0o600) -> Iterator[Path]:
     """Give a temporary file beside ``path`` that takes its place when the block ends well.
 
+    Nobody else can read it before that; then it has the permissions of the file that it replaces.
     A process that is killed leaves it there; the next one that writes into the folder deletes it.
+
+    Args:
+        mode_if_new: the permissions where there is no such file.
 
     Raises:
         OSError: where it cannot be made, or cannot take the place of ``path``.
@@ -58,12 +61,27 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield temporary
+        _allow_as(temporary, path, mode_if_new)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
         os.close(handle)
+
+
+def _allow_as(temporary: Path, path: Path, mode_if_new: int) -> None:
+    """Let those read and write ``temporary`` that may do so with ``path``, and nobody else."""
+    mode = mode_if_new
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            mode = status.st_mode & 0o777
+            try:
+                os.chown(temporary, -1, status.st_gid)
+            except OSError:  # the group would be another: it may do what all others may
+                mode = mode & 0o707 | (mode & 0o007) << 3
+    temporary.chmod(mode)
 
 
 def delete_left_over(folder: Path) -> None:

@@ -4,6 +4,7 @@ the names in a dump are."""
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -22,23 +23,26 @@ import pytest
 import xmlschema
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from rich.console import Console
 
 from hlo_audit import __version__
 from hlo_audit.cli import cli
-from hlo_audit.cost import Cost
+from hlo_audit.cost import Cost, Traffic
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.gate import Gate, judge
 from hlo_audit.hlo import Module, SourceLocation
+from hlo_audit.models import ALL_MODELS
 from hlo_audit.program_audit import ProgramAudit, audit_recorded
 from hlo_audit.report import Report
 from hlo_audit.report.formats import FORMATS, Destination, Format, plan_outputs, render
 from hlo_audit.report.github import render_github
 from hlo_audit.report.json import to_json
 from hlo_audit.report.junit import render_junit
-from hlo_audit.report.listed import listed
+from hlo_audit.report.listed import alike, listed, seconds_of
 from hlo_audit.report.markdown import MARKER, render_markdown
 from hlo_audit.report.sarif import MOST_RESULTS, render_sarif
 from hlo_audit.report.sources import DumpLines, Repository
+from hlo_audit.report.text import print_report
 from hlo_audit.rule import Context, Finding, LayoutFix, Rule, Target
 from hlo_audit.rules import ALL_RULES
 
@@ -312,6 +316,50 @@ def test_what_fails_the_gate_comes_first_then_the_most_costly() -> None:
         "cheap",
     ]
     assert listed(report, show_all=True)[-1].finding.message == "a note"
+
+
+def test_the_counts_of_every_model_fit_80_columns() -> None:
+    notes = [finding(f"note {n}", rule=ALL_RULES[0], severity="note") for n in range(697)]
+    for model in ALL_MODELS:
+        audits = [
+            replace(
+                audited(*notes, program=model.name, mode=mode, layout=layout.name),
+                rules=ALL_RULES,
+                cost=Cost(7_448_809, 0),
+            )
+            for layout in model.layouts
+            for mode in ("auto", "explicit")
+        ]
+        console = Console(width=80, file=io.StringIO(), highlight=False)
+        with console.capture() as capture:
+            print_report(console, reported(*audits))
+        rows = [line.split() for line in capture.get().splitlines()]
+        for audit in audits:
+            counts = [*("0", "(+697)"), *4 * "0", "7,448,809"]
+            assert [audit.mode, audit.layout, *counts] in rows, audit.layout
+
+
+def test_a_collective_without_cycles_is_placed_by_the_time_of_its_traffic() -> None:
+    slow = Traffic(hbm_bytes=0, wire_bytes=49_000_000, moved_bytes=0, asked_bytes=0)
+    collective = replace(finding(instruction="all-reduce", cycles=None), traffic=slow)
+    audit = audited(
+        finding(instruction="copy", cycles=50_000),
+        collective,
+        finding(instruction="small", cycles=10),
+    )
+    audit = replace(audit, topology="v5p:2x2x1")
+    # 49 MB at 200 GB/s are 245 us, 50,000 cycles at 1.75 GHz are 29.
+    assert seconds_of(audit, collective) == pytest.approx(245e-6, rel=0.01)
+    assert seconds_of(audit, audit.findings[0]) == pytest.approx(28.6e-6, rel=0.01)
+    names = [entry.finding.instruction for entry in listed(reported(audit))]
+    assert names == ["all-reduce", "copy", "small"]
+
+
+def test_findings_that_are_told_together_are_placed_by_what_they_cost_together() -> None:
+    one = finding("one", cycles=50)
+    many = [finding("the same", instruction=f"copy.{n}", cycles=40) for n in range(3)]
+    groups = alike(listed(reported(audited(one, *many))))
+    assert [len(group) for group in groups] == [3, 1]
 
 
 def test_what_runs_in_a_loop_is_told_by_its_run_and_by_its_step(repository: Repository) -> None:
@@ -605,7 +653,7 @@ def test_findings_alike_in_two_modes_share_an_annotation(repository: Repository)
 def test_markdown_leads_with_the_verdict_and_the_difference(repository: Repository) -> None:
     lines = render_markdown(typical(), repository).splitlines()
     assert lines[0] == MARKER
-    assert lines[1] == "### :x: hlo-audit: gate failed, 1 of 4 not audited"
+    assert lines[1] == "### :x: hlo-audit: 1 of 4 programs not audited; gate failed"
     assert "| `train/explicit/straight` | HLA902 made-up | at most 1 | 2 | +1 |" in lines[:8]
     passed = render_markdown(reported(audited(), budgets={"HLA902": 0}), repository)
     assert passed.splitlines()[1] == (

@@ -166,9 +166,27 @@ def test_a_full_disk_for_dumps_is_an_error_of_the_program(tmp_path: Path, small_
     )
     code, _, err = run.end()
     assert code == 3
-    assert err == "hlo-audit: error: the dump cannot be completed: No space left on device\n"
+    program = f"{functions('works')[0]}/auto"
+    said = "the dump cannot be completed: No space left on device"
+    assert err == f"hlo-audit: error: {program}: {said}\n"
     assert run.left == []
     assert list(small_disk.iterdir()) == []
+
+
+def test_a_full_disk_for_dumps_leaves_the_cache_right(tmp_path: Path, small_disk: Path) -> None:
+    cache = tmp_path / "cache"
+    program = (*functions("works"), *COMPILE, "-q", "--cache-dir", cache)
+    onto_full = ("lower", *program, "--output", small_disk / "dumps")
+    assert Run(*onto_full, cwd=tmp_path).end()[0] == 3
+    assert not list(cache.rglob("*.zip"))  # nothing cut short is kept
+    assert Run("check", *program, cwd=tmp_path).end()[0] == 0
+    (entry,) = cache.rglob("*.zip")
+    (small_disk / "filler").write_bytes(bytes(80 << 10))
+    code, _, err = Run(*onto_full, cwd=tmp_path).end()
+    assert code == 3
+    assert "the dump cannot be completed: No space left on device" in err
+    assert entry.exists()  # what is whole is no less so where it cannot be unpacked
+    assert not list(small_disk.rglob("*.txt"))
 
 
 def test_a_full_disk_for_the_cache_only_costs_the_next_compile(

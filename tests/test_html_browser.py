@@ -7,6 +7,7 @@ that ends in a NUL.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -161,18 +162,25 @@ class Browser:
         return found
 
 
+AS_THREE_AND_FOUR = """
+import os, sys
+for end, number in zip(sys.argv[1:3], (3, 4)):
+    os.dup2(int(end), number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
 @contextmanager
 def running_browser(profile: Path) -> Iterator[Browser]:
     """A browser with a profile of its own, ended afterwards."""
     assert EXECUTABLE is not None
     reads, to = os.pipe()
     back, writes = os.pipe()
-
-    def as_three_and_four() -> None:
-        # Moved out of the way first: either may be 3 or 4 itself.
-        ends = os.dup(reads), os.dup(writes)
-        os.dup2(ends[0], 3)
-        os.dup2(ends[1], 4)
+    # The browser wants them as 3 and 4. From numbers that are neither, and by a program between:
+    # jax warns of code that runs between a fork and what it starts.
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (reads, writes)]
+    for end in (reads, writes):
+        os.close(end)
 
     command = [
         EXECUTABLE,
@@ -186,14 +194,13 @@ def running_browser(profile: Path) -> Iterator[Browser]:
         "about:blank",
     ]
     process = subprocess.Popen(
-        command,
-        preexec_fn=as_three_and_four,
-        close_fds=False,
+        [sys.executable, "-c", AS_THREE_AND_FOUR, *map(str, ends), *command],
+        pass_fds=ends,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    os.close(reads)
-    os.close(writes)
+    for end in ends:
+        os.close(end)
     try:
         yield Browser(process, to, back)
     finally:

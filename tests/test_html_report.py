@@ -25,12 +25,13 @@ from typing import Any
 
 import pytest
 
+from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.examination import Examined, examine_subjects
 from hlo_audit.gate import Gate, Notice, Violation
 from hlo_audit.hlo import SourceLocation
 from hlo_audit.manifest import MANIFEST_NAME
 from hlo_audit.program import Recorded
-from hlo_audit.program_audit import tell_apart
+from hlo_audit.program_audit import ProgramAudit, tell_apart
 from hlo_audit.report import Report
 from hlo_audit.report.html import render_html
 from hlo_audit.report.html.limits import MOST_FINDINGS, MOST_NOTES
@@ -242,7 +243,9 @@ def test_the_overview_has_the_counts_of_both(page_of_both: Page) -> None:
     assert "jax-0.12.0-auto" in rows[0].one("th").text
     assert counts[0][1].startswith("583,241")
     assert counts[1][2:] == ["1 (+61)", "4 65.5 MB", "1 16.4 MB", "0", "0"]
-    assert "not a measurement" in page_of_both.section("programs").one("caption").text
+    caption = page_of_both.section("programs").one("caption").text
+    assert "not a measurement" in caption
+    assert "size of what they copy or send" in caption
 
 
 def test_the_comparison_leads_with_what_differs_where_and_what_to_do(page_of_both: Page) -> None:
@@ -280,7 +283,7 @@ def test_findings_are_listed_by_cost_with_all_that_is_known(page_of_both: Page) 
     assert facts["instruction"].startswith("%copy")
     assert facts["shape"] == "f32[128,32000]"
     assert facts["size"] == "16.4 MB (16,384,000 bytes) once"
-    assert facts["HBM traffic a step"].startswith("32.8 MB")
+    assert facts["HBM traffic a step"] == "32.8 MB"
     assert facts["from"] == "{1,0:T(8,128)}"
     assert facts["origin"] == "brought by Layout_assignment: layout-assignment"
     assert "/src/lm.py" in first.children[0].text
@@ -288,6 +291,28 @@ def test_findings_are_listed_by_cost_with_all_that_is_known(page_of_both: Page) 
     transpose = findings[4]
     way = [step.text for step in transpose.one("ol", "way").all("li")]
     assert any("does not fold" in step and "Sharding call" in step for step in way)
+
+
+def test_the_time_of_a_finding_is_said_once(both: list[Path], tmp_path: Path) -> None:
+    final = next(both[1].glob("*.after_codegen.txt"))
+    shutil.copy(final, tmp_path)
+    made = manifest(mode="explicit", module="jit_step")
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(made))
+    page = Page(written([tmp_path]))
+    copies = page.section("findings").all("details", "finding")
+    assert len(copies) == 4
+    for one in copies:
+        times = re.findall(r"about ([\d.]+) us", one.one("dl", "facts").text)
+        assert len(times) == 1
+        # 16.4 MB are read and written, at the 2.37 TB/s that copies reach.
+        assert float(times[0]) == pytest.approx(2 * 16_384_000 / 2.37e6, rel=0.01)
+    # Of several that are alike: one, and all of them.
+    examined, _ = examine_subjects([Recorded(tmp_path)], ALL_RULES)
+    alike = replace(examined[0].audit.findings[0], op_name="", source=None, stack=())
+    audit = replace(examined[0].audit, findings=(alike, replace(alike, instruction="other")))
+    page = Page(render_html(Report([audit], Gate(), {}), examined, [], Repository(TOP)))
+    facts = page.section("findings").one("details", "finding").one("dl", "facts").text
+    assert re.search(r"about 13\.8 us each, about 27\.[67] us for all 2, if nothing", facts)
 
 
 def _cycles(finding: Node) -> re.Match[str] | None:
@@ -325,7 +350,43 @@ def test_the_passes_are_told_in_charts_and_in_tables(page_of_both: Page) -> None
     assert copies["points"][0] == [0, None, None]
     assert copies["points"][-1][1:] == [4, 4 * 16_384_000]
     position = chart["passes"].index("Layout_assignment: layout-assignment")
-    assert position in [place for place, _ in copies["lasting"]]
+    assert [position, 4, 0] in copies["lasting"]
+
+
+def test_what_lasts_of_a_change_is_told_apart_from_what_is_undone(tmp_path: Path) -> None:
+    a, b, c = (f"f32[{size}]{{0}} copy(%{size})" for size in (1, 2, 3))
+    # Three of b come and go while one of a goes for good; then c goes and d comes, both for good.
+    d = "f32[4]{0} copy(%4)"
+    dump_of(tmp_path / "swings", [[a, c], [b, b, b, c], [c], [d]])
+    page = Page(written([tmp_path / "swings"]))
+    (chart,) = page.data["timelines"].values()
+    copies = next(one for one in chart["series"] if one["name"] == "copy")
+    assert [count for _, count, _ in copies["points"]] == [2, 4, 1, 1]
+    assert copies["lasting"] == [[1, 0, 1], [3, 1, 1]]
+    rows = page.section("passes").all("table")[1].one("tbody").all("tr")
+    assert [row.one("li").text for row in rows] == [
+        "▼ copy +3 -1 to 4, +20 B (3 of these are undone later, or undo; -1 lasts)",
+        "▼ copy -3 to 1, -24 B (undone later, or undoes)",
+        "↕ copy +1 -1 to 1, +4 B",
+    ]
+    assert ["passing" in row.attributes.get("class", "") for row in rows] == [False, True, False]
+
+
+def dump_of(folder: Path, snapshots: Sequence[Sequence[str]]) -> None:
+    """A dump of a module with these instructions after each pass; the first and the last are those
+    before and after all passes."""
+    folder.mkdir()
+    names = [
+        "before_optimizations",
+        *(f"{n:04}.p.after_pass-{n}.before_pass-{n + 1}" for n in range(1, len(snapshots) - 1)),
+        "after_optimizations",
+    ]
+    for name, instructions in zip(names, snapshots, strict=True):
+        lines = ["HloModule jit_step", "", "ENTRY %main (p: f32[9]) -> f32[9] {"]
+        lines += [f"  %{size} = f32[{size}]{{0}} constant(0)" for size in range(1, 5)]
+        lines += [f"  %copy.{n} = {text}" for n, text in enumerate(instructions)]
+        lines += ["  ROOT %p = f32[9]{0} parameter(0)", "}", ""]
+        (folder / f"module_0001.jit_step.{name}.txt").write_text("\n".join(lines))
 
 
 def test_the_entry_layouts_stand_side_by_side(page_of_both: Page) -> None:
@@ -345,6 +406,23 @@ def test_a_fix_stands_with_what_it_claims(page_of_both: Page) -> None:
     for target in (*claimed.clears, *claimed.slower):
         assert str(target) in embed.text
     assert claimed.claims["Numerics"] in embed.text
+
+
+def test_cpu_devices_are_called_so_everywhere(tmp_path: Path) -> None:
+    for devices in ("4", "1"):
+        dump_of(tmp_path / devices, [[], [], []])
+        made = manifest(platform="cpu", topology=devices, mode="auto", devices=int(devices))
+        (tmp_path / devices / MANIFEST_NAME).write_text(json.dumps(made))
+    paths = [tmp_path / "4", tmp_path / "1"]
+    page = Page(written(paths))
+    rows = page.section("programs").one("tbody").all("tr")
+    assert [row.all("td")[0].text for row in rows] == ["4 CPU devices", "1 CPU device"]
+    one = page.section("compare").one("article")
+    assert one.one("h3").text.startswith("4 CPU devices against 1 CPU device")
+    result = run("check", *paths, "--format", "markdown")
+    assert "| `4 CPU devices` |" in result.stdout
+    assert "4 CPU devices" in run("check", *paths).stdout
+    assert "  1 CPU device  " in run("diff", *paths, "--force").stdout
 
 
 def test_a_fix_that_is_among_the_programs_is_measured(both: list[Path], tmp_path: Path) -> None:
@@ -409,8 +487,28 @@ def test_a_program_that_cannot_be_read_is_told_of(both: list[Path], tmp_path: Pa
     broken = tmp_path / "broken.txt"
     broken.write_text("HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {\n  %p = f32[8")
     page = Page(written([broken, both[0]]))
-    assert "1 of 2 not audited" in page.root.one("h1").text
+    assert page.root.one("h1").text.startswith("✗ 1 of 2 programs not audited; no gate")
+    assert "1 of 2 programs not audited" in page.root.one("title").text
     assert "broken.txt:4" in page.section("programs").one("td", "error").text
+
+
+@pytest.mark.parametrize(
+    ("error", "title"),
+    [
+        (UsageError("the program raised ValueError", log=("step.py:3",)), "Traceback"),
+        (CompileError("it crashed", log=("check failed",)), "What the compiler wrote last"),
+    ],
+)
+def test_the_lines_of_an_error_are_called_what_they_are(
+    error: HloAuditError, title: str, both: list[Path]
+) -> None:
+    examined, _ = _examined(both[:1])
+    failed = Examined(ProgramAudit("step", error=error))
+    report = Report([examined[0].audit, failed.audit], Gate(), {})
+    page = Page(render_html(report, [*examined, failed], [], Repository(TOP)))
+    log = page.section("programs").one("td", "error").one("details")
+    assert log.one("summary").text == title
+    assert log.one("pre").text == error.log[0]
 
 
 def test_a_single_file_says_why_it_has_no_timeline(both: list[Path]) -> None:
@@ -748,7 +846,32 @@ def test_a_large_module_makes_a_page_of_bounded_size(tmp_path: Path) -> None:
         f"Showing the {MOST_FINDINGS} most costly of 2,000 findings"
         in page.section("findings").text
     )
+    assert page.root.one("nav").all("span", "pill")[0].text == "2,000"
+    assert "2,000" in [cell.text for cell in page.section("programs").all("span", "some")]
     assert "--format json has all" in page.section("findings").text
+
+
+def test_the_count_of_findings_is_that_of_the_table(both: list[Path]) -> None:
+    examined, _ = _examined([both[1]])
+    audit = examined[0].audit
+    copy = next(finding for finding in audit.findings if finding.rule == "HLA002")
+    note = next(finding for finding in audit.findings if finding.severity == "note")
+    copies = tuple(replace(copy, instruction=f"copy.{n}") for n in range(1_234))
+    notes = tuple(replace(note, instruction=f"note.{n}") for n in range(2_345))
+    other = replace(copy, message="another")
+    audit = replace(audit, findings=(*copies, other, *notes))
+    gate = Gate((Violation(audit.label, "HLA002", 1_000, 2_235, "budget"),), 1, "budget")
+    page = Page(render_html(Report([audit], gate, {}), examined, [], Repository(TOP)))
+    assert page.root.one("nav").all("span", "pill")[0].text == "1,235 (2 different)"
+    cells = [cell.text for cell in page.section("programs").one("tbody").all("td")]
+    assert any(cell.startswith("1,235 over") for cell in cells)
+    assert any(cell == "0 (+2,345)" for cell in cells)
+    (heading,) = page.main.all("details", "notes")
+    assert heading.one("summary").text == "Notes 2,345 (1 different)"
+    assert "1,234 times:" in page.section("findings").text
+    assert [cell.text for cell in page.main.children[0].one("tbody").all("td")] == [
+        *("HLA002 relayout-copy", "at most 1,000", "2,235", "+1,235"),
+    ]
 
 
 def test_notes_and_long_texts_are_bounded(tmp_path: Path, both: list[Path]) -> None:
@@ -780,7 +903,7 @@ assert not found, found
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert (result.stdout, result.stderr) == ("", "")
+    assert (result.stdout, result.stderr) == ("", f"wrote {output}\n")
     assert Page(output.read_text()).root.one("h1").text.startswith("○ No gate")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
@@ -806,6 +929,30 @@ def test_the_gate_decides_the_exit_code(both: list[Path], tmp_path: Path) -> Non
     result = run("report", final, "--max", "HLA002=4", "-o", output)
     assert result.returncode == 0
     assert "within budget" in Page(output.read_text()).root.one("h1").text
+
+
+def test_a_damaged_snapshot_that_no_rule_reads_is_told_of(tmp_path: Path) -> None:
+    dump = tmp_path / "dump"
+    dump_of(dump, [[], [], []])
+    (damaged,) = dump.glob("*after_pass-1*")
+    damaged.write_text(damaged.read_text()[:-20])
+    output = tmp_path / "page.html"
+    result = run("report", dump, "-o", output, "--max", "HLA002=0")
+    assert result.returncode == 0
+    (warning,) = [line for line in result.stderr.splitlines() if "warning" in line]
+    assert warning.startswith(f"hlo-audit: warning: {dump} has no timeline, as its dump is damaged")
+    assert damaged.name in warning
+    page = Page(output.read_text())
+    (notice,) = page.main.children[0].one("ul", "notices").all("li")
+    assert f"hlo-audit: warning: {notice.text}" == warning
+    assert "no timeline" in page.section("passes").text
+
+
+def test_a_dump_without_passes_is_not_damaged(tmp_path: Path) -> None:
+    dump_of(tmp_path / "dump", [[], []])
+    page = Page(written([tmp_path / "dump"]))
+    assert "holds no snapshot of a pass" in page.section("passes").text
+    assert not page.main.children[0].all("ul")
 
 
 def test_without_a_file_the_page_goes_to_standard_output(both: list[Path]) -> None:
@@ -836,6 +983,7 @@ def test_a_terminal_gets_no_page(both: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["-o", "{out}"], "no program is named"),
         (["{none}", "-o", "{out}"], "there is no file or folder"),
         (["{dump}", "-o", "{tmp}/no/such/folder/x.html"], "cannot write"),
         (["{dump}", "-o", "{tmp}"], "is a directory"),
@@ -859,13 +1007,61 @@ def test_what_is_wrong_is_one_line(
     for name, path in names.items():
         arguments = [argument.replace(name, path) for argument in arguments]
     before = file.read_text()
-    result = run("report", *arguments)
+    result = run("report", *arguments, cwd=tmp_path)
     assert result.returncode == 2, result
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert said in result.stderr
     assert result.stdout == ""
     assert file.read_text() == before
     assert not (tmp_path / "out.html").exists()
+
+
+def test_a_terminal_sees_how_far_the_reading_is(tmp_path: Path) -> None:
+    module_file(tmp_path, 'op_name="x"')
+    (tmp_path / "cut.txt").write_text("HloModule m")
+    command = [sys.executable, "-m", "hlo_audit", "report", "step.txt", "cut.txt", "-o", "p.html"]
+    shown = {}
+    for options in ((), ("--quiet",)):
+        primary, secondary = os.openpty()
+        try:
+            with subprocess.Popen(
+                [*command, *options],
+                stderr=secondary,
+                cwd=tmp_path,
+                env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+            ) as process:
+                os.close(secondary)
+                shown[options] = _all_of(primary)
+        finally:
+            os.close(primary)
+        assert process.returncode == 2
+    assert "examining" in shown[()]
+    assert "2/2" in shown[()]
+    assert "wrote p.html" in shown[()]
+    assert not {"examining", "wrote"} & set(shown["--quiet",].split())
+
+
+def _all_of(terminal: int) -> str:
+    """All that is written to a terminal until nobody has it open."""
+    parts = []
+    while True:
+        try:
+            part = os.read(terminal, 65_536)
+        except OSError:  # on Linux, at its end
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts).decode()
+
+
+def test_without_a_program_the_config_says_which(tmp_path: Path) -> None:
+    module_file(tmp_path, 'op_name="x"')
+    (tmp_path / "hlo-audit.toml").write_text('programs = ["step.txt"]\n')
+    result = run("report", "-o", "page.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "step.txt" in Page((tmp_path / "page.html").read_text()).section("programs").text
+    assert "With no PROGRAM" in run("report", "--help").stdout
 
 
 # -- the package

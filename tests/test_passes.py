@@ -335,6 +335,11 @@ def test_a_later_pass_undoes_the_last_change_first(tmp_path: Path) -> None:
         4: 0,
         5: 1,
     }
+    assert [(changes[at].lasting_added, changes[at].lasting_removed) for at in (1, 2, 5)] == [
+        (1, 0),
+        (0, 0),
+        (1, 0),
+    ]
     assert changes[1].bytes == 2 * 8 * 4 * 4
 
 
@@ -351,6 +356,7 @@ def test_one_shape_does_not_undo_another(tmp_path: Path) -> None:
     first, second = series.changes
     assert (first.lasting, first.undone_by) == (0, {2: 1})
     # As many come as go, of as many bytes, and yet there is one that was not there before.
+    assert (second.lasting_added, second.lasting_removed, second.swings) == (1, 0, 1)
     assert (second.count, second.bytes, second.lasting, second.undoes) == (0, 0, 1, {1: 1})
 
 

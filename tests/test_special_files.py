@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -56,26 +57,38 @@ class Ended:
         )
 
 
+# Between, as the peak of a process counts what its parent held when it was started.
+LAUNCHER = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+with open(sys.argv[1], "w") as file:
+    file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+
+
 def run(*arguments: str | Path, cwd: Path, most_seconds: float = 60) -> Ended:
-    out, err = cwd.parent / "stdout", cwd.parent / "stderr"
+    out, err, peak = (cwd.parent / name for name in ("stdout", "stderr", "peak"))
+    command = [sys.executable, "-m", "hlo_audit", *map(str, arguments)]
     started = time.monotonic()
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
+            [sys.executable, "-c", LAUNCHER, peak, *command],
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
+            start_new_session=True,
         )
-        timer = threading.Timer(most_seconds, process.kill)
-        timer.start()
-        _, status, usage = os.wait4(process.pid, 0)
-        timer.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
-    unit = 1 if sys.platform == "darwin" else 1024
+        try:
+            code = process.wait(most_seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
     seconds = time.monotonic() - started
-    peak_bytes = usage.ru_maxrss * unit
-    return Ended(process.returncode, out.read_text(), err.read_text(), seconds, peak_bytes)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Ended(code, out.read_text(), err.read_text(), seconds, int(peak.read_text()) * unit)
 
 
 @pytest.fixture

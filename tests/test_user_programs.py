@@ -424,7 +424,9 @@ def test_an_error_is_one_line_and_the_users_own_lines_below(tmp_path: Path) -> N
     result = run("check", "faulty.py:wrong_axis", *options.split(), cwd=tmp_path)
     assert result.returncode == 2
     first, *rest = result.stderr.splitlines()
-    assert first.startswith("hlo-audit: error: the program raised ValueError: ")
+    assert first.startswith(
+        "hlo-audit: error: faulty.py:wrong_axis/auto: the program raised ValueError: "
+    )
     assert rest
     assert all(line.startswith("  | faulty.py:") for line in rest)
     assert result.stdout == ""

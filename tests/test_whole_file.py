@@ -105,6 +105,44 @@ def test_what_is_young_or_another_tools_is_left_alone(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
+def test_the_permissions_of_a_file_stay_as_they_are(mode: int, tmp_path: Path) -> None:
+    path, link = tmp_path / "a", tmp_path / "link"
+    path.write_text("old")
+    path.chmod(mode)
+    link.symlink_to("a")
+    write_text(link, "new")
+    with replacing(path) as temporary:
+        temporary.write_text("newer")
+        assert temporary.stat().st_mode & 0o777 == 0o600
+    assert path.read_text() == "newer"
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_group_that_cannot_be_kept_is_not_given_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "chown", refuse)
+    path = tmp_path / "a"
+    for mode, left in ((0o660, 0o600), (0o664, 0o644)):
+        path.write_text("old")
+        path.chmod(mode)
+        write_text(path, "new")
+        assert path.stat().st_mode & 0o777 == left
+
+
+def test_a_new_file_has_the_permissions_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a", "text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
 def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")

@@ -16,7 +16,7 @@ from hlo_audit.cli.options import (
     takes_config,
     takes_how,
 )
-from hlo_audit.cli.output import print_out, put
+from hlo_audit.cli.output import print_out, put, refuse_unwritable
 from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.cli.planned import plan
 from hlo_audit.errors import EXIT_GATE_FAILED
@@ -67,6 +67,7 @@ def diff(
     from hlo_audit.report import environment
     from hlo_audit.rules import ALL_RULES
 
+    refuse_unwritable(output)
     subjects = plan(programs, how, config)
     with progress_of(subjects, how) as on_compiled:
         found = diff_subjects(

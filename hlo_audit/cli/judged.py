@@ -12,7 +12,7 @@ import click
 
 from hlo_audit.cli.compared import Compared, plan_comparison
 from hlo_audit.cli.options import GateOptions, OutputOptions, read_pairs
-from hlo_audit.cli.output import complain, console, put
+from hlo_audit.cli.output import complain_of, console, put, refuse_unwritable
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Asked:
     quiet: bool
 
     def refuse_overwriting(self, names: Sequence[str], output: Path | None = None) -> None:
-        """Refuse to write a report over what is read.
+        """Refuse to write a report over what is read, or where it cannot be.
 
         Args:
             names: of the programs or files that are read.
@@ -63,6 +63,7 @@ class Asked:
                 continue
             if any(_is_input(path, name) for name in inputs):
                 raise UsageError(f"{path} is what is read", hint="write the report to another file")
+            refuse_unwritable(path)
 
     def budgets_of(self, audit: ProgramAudit) -> Sequence[Budget]:
         """The budgets of a program."""
@@ -172,9 +173,7 @@ def judged(
     unused = notices_of(suppressions, whole=whole, strict=asked.strict)
     notices = (*gate.notices, *asked.compared.notices, *unused)
     report = Report(audits, replace(gate, notices=notices), environment, shard)
-    errors = {str(audit.error): audit.error for audit in audits if audit.error is not None}
-    for error in errors.values():
-        complain(error)
+    complain_of((one.program, one.label, one.error) for one in audits)
     return report
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hlo_audit.cli.options import How, cache_of, completes, find_programs, progress_of, takes_how
-from hlo_audit.cli.output import complain
+from hlo_audit.cli.output import complain_of
 from hlo_audit.cli.paths import FOLDER
 from hlo_audit.errors import HloAuditError, UsageError
 
@@ -42,11 +42,14 @@ def lower(program: str, how: How, folder: Path) -> None:
             cache=cache_of(how),
             on_done=on_compiled,
         )
-    errors = [outcome for outcome in outcomes if isinstance(outcome, HloAuditError)]
-    for outcome in outcomes:
-        if not isinstance(outcome, HloAuditError):
+    errors: list[HloAuditError] = []
+    failed: list[tuple[str, str, HloAuditError | None]] = []
+    for lowering, outcome in zip(lowerings, outcomes, strict=True):
+        if isinstance(outcome, HloAuditError):
+            errors.append(outcome)
+            failed.append((lowering.program, lowering.label, outcome))
+        else:
             click.echo(outcome.folder)
-    for error in {str(error): error for error in errors}.values():
-        complain(error)
+    complain_of(failed)
     if errors:
         sys.exit(max(error.exit_code for error in errors))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hlo_audit.cache import Cache
     from hlo_audit.compiler import Outcome
     from hlo_audit.config import Config
-    from hlo_audit.program import Lowering, Platform, Subject
+    from hlo_audit.program import Lowering, Platform, Recorded, Subject
     from hlo_audit.report.formats import Format
 
 
@@ -446,13 +446,41 @@ def progress_of(
 
         yield report
         return
+    with _bar("compiling", total) as advance:
+        yield lambda lowering, _: advance(lowering.label)
+
+
+@contextmanager
+def examination_progress_of(
+    subjects: Sequence[Subject], how: How
+) -> Iterator[tuple[Callable[[Lowering, Outcome], None] | None, Callable[[Recorded], None] | None]]:
+    """As :func:`progress_of`; on a terminal also how far the reading of dumps is, which takes as
+    long where they hold a snapshot for each pass.
+
+    Yields:
+        what is to be called after a compile, and after a dump or a file.
+    """
+    from hlo_audit.program import Recorded
+
+    read = any(isinstance(subject, Recorded) for subject in subjects)
+    if how.quiet or not read or not sys.stderr.isatty():
+        with progress_of(subjects, how) as on_compiled:
+            yield on_compiled, None
+        return
+    with _bar("examining", len(subjects)) as advance:
+        yield (lambda lowering, _: advance(lowering.label)), lambda one: advance(one.label)
+
+
+@contextmanager
+def _bar(doing: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error that is gone in the end; it advances by the name of what is done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from hlo_audit.report.wording import plain
 
     columns = (
-        TextColumn("compiling"),
+        TextColumn(doing),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -460,6 +488,4 @@ def progress_of(
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total)
-        yield lambda lowering, _: progress.update(
-            task, advance=1, description=plain(lowering.label)
-        )
+        yield lambda label: progress.update(task, advance=1, description=plain(label))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hlo_audit.errors import HloAuditError
+from hlo_audit.errors import HloAuditError, UsageError
 from hlo_audit.whole_file import write_text
 
 if TYPE_CHECKING:
@@ -26,11 +27,31 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def complain(error: HloAuditError) -> None:
-    """Say what went wrong on standard error, with what the compiler wrote last."""
-    say(f"hlo-audit: error: {error}")
+def complain(error: HloAuditError, of: str = "") -> None:
+    """Say what went wrong on standard error, with what the compiler wrote last.
+
+    Args:
+        of: the program; an error that names it does so once.
+    """
+    say(f"hlo-audit: error: {of}: {error}" if of else f"hlo-audit: error: {error}")
     for line in error.log:
         say(f"  | {line}")
+
+
+def complain_of(outcomes: Iterable[tuple[str, str, HloAuditError | None]]) -> None:
+    """Say the errors of programs, each once.
+
+    Args:
+        outcomes: for each program its name, what tells it from others, and its error, if any.
+    """
+    alike: dict[str, list[tuple[str, str, HloAuditError]]] = {}
+    for program, label, error in outcomes:
+        if error is not None:
+            alike.setdefault(str(error), []).append((program, label, error))
+    for message, failed in alike.items():
+        program, label, error = failed[0]
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        complain(error, of="" if program in message else f"{label}{more}")
 
 
 def say(text: str) -> None:
@@ -51,6 +72,21 @@ def print_out(print_to: Callable[[Console], None], output: Path | None) -> None:
     with page.capture() as capture:
         print_to(page)
     write_text(output, capture.get())
+
+
+def refuse_unwritable(path: Path | None) -> None:
+    """Refuse a file that cannot be written whatever is in it, before the work for it is done.
+
+    Raises:
+        UsageError: for a folder, and for a file in one that is not there.
+    """
+    if path is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # what is wrong besides is told as it is written
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder", hint="name a file in it")
+        if not path.parent.exists():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def put(text: str, output: Path | None) -> None:

@@ -17,7 +17,7 @@ from hlo_audit.cli.options import (
     progress_of,
     takes_how,
 )
-from hlo_audit.cli.output import complain, print_out, put
+from hlo_audit.cli.output import complain_of, print_out, put, refuse_unwritable
 from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.errors import HloAuditError, UsageError, unknown_name
 
@@ -85,6 +85,7 @@ def passes(
     from hlo_audit.rules import ALL_RULES
     from hlo_audit.timeline import DEFAULT_OPCODES
 
+    refuse_unwritable(output)
     if finding is not None and instruction is not None:
         raise UsageError("--finding and --instruction exclude each other")
     rules = select_rules(ALL_RULES, select)
@@ -101,9 +102,8 @@ def passes(
             on_compiled=on_compiled,
         )
     told_apart = tell_apart([history.audit for history in histories])
-    errors = {str(audit.error): audit.error for audit in told_apart if audit.error is not None}
-    for error in errors.values():
-        complain(error)
+    complain_of((audit.program, audit.label, audit.error) for audit in told_apart)
+    errors = [audit.error for audit in told_apart if audit.error is not None]
     followed = _followed(histories, finding, instruction)
     _refuse_misspelt(chosen, histories)
     labels = [audit.label for audit in told_apart]
@@ -119,7 +119,7 @@ def passes(
             output,
         )
     if errors:
-        sys.exit(max(error.exit_code for error in errors.values()))
+        sys.exit(max(error.exit_code for error in errors))
 
 
 def _refuse_misspelt(opcodes: Sequence[str], histories: Sequence[History]) -> None:

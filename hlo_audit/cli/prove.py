@@ -20,7 +20,7 @@ from hlo_audit.cli.options import (
     say_platform,
     takes_how_but,
 )
-from hlo_audit.cli.output import complain, print_out, put
+from hlo_audit.cli.output import complain, print_out, put, refuse_unwritable
 from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.errors import EXIT_GATE_FAILED
 
@@ -66,6 +66,7 @@ def prove(
     from hlo_audit.report import environment
     from hlo_audit.rules import ALL_RULES
 
+    refuse_unwritable(output)
     platform = platform_of(how)
     plan = make_plan(
         find_cases(names, ALL_RULES, ALL_MODELS),

@@ -19,13 +19,14 @@ from hlo_audit.cli.options import (
     RuleChoice,
     cache_of,
     completes,
+    examination_progress_of,
     progress_of,
     takes_config,
     takes_gate,
     takes_how,
     takes_rule_choice,
 )
-from hlo_audit.cli.output import put
+from hlo_audit.cli.output import put, say
 from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.cli.planned import is_narrowed, plan
 from hlo_audit.errors import UsageError
@@ -72,16 +73,23 @@ def report(
     It needs no network and no other file, and says what it leaves out.
 
     Programs, rules, and what they are held against are those of "hlo-audit check", with the same
-    exit codes. Two programs alone are compared, whatever they are.
+    exit codes. Two programs alone are compared, whatever they are. With no PROGRAM, they are those
+    of the config (see "hlo-audit init"), which must name some.
     """
     from hlo_audit.examination import examine_subjects
     from hlo_audit.report import environment
     from hlo_audit.report.html import render_html
+    from hlo_audit.report.html.overview import damage_said
     from hlo_audit.report.sources import Repository
     from hlo_audit.report.text import verdict
     from hlo_audit.rules import ALL_RULES
     from hlo_audit.run import audit_subjects
 
+    if not programs and not config.programs:
+        raise UsageError(
+            "no program is named, neither here nor in a config",
+            hint="name one or a dump, as in: hlo-audit report lm-head -o report.html",
+        )
     if output is None and sys.stdout.isatty():
         raise UsageError("a page is not for a terminal", hint="write it to a file: -o report.html")
     applied = read_applied(config, choice)
@@ -91,7 +99,7 @@ def report(
     asked.compared.refuse(subjects)
     asked.refuse_overwriting(programs, output)
     cache = cache_of(how)
-    with progress_of(subjects, how) as on_compiled:
+    with examination_progress_of(subjects, how) as (on_compiled, on_read):
         examined, pairs = examine_subjects(
             subjects,
             applied.rules,
@@ -100,6 +108,7 @@ def report(
             timeout_seconds=how.timeout_seconds,
             cache=cache,
             on_compiled=on_compiled,
+            on_read=on_read,
         )
 
     def audit(subjects: Sequence[Subject]) -> list[ProgramAudit]:
@@ -132,6 +141,11 @@ def report(
     )
     if any(one.error is None for one in audits):  # else the errors have said it all
         put(render_html(found, examined, pairs, Repository.around(Path.cwd())), output)
+        if output is not None and not how.quiet:
+            say(f"wrote {output}")
+    for one, named in zip(examined, audits, strict=True):
+        if warning := damage_said(named.label, one):
+            say(f"hlo-audit: warning: {warning}")
     if output is not None and not found.gate.passed:
         click.echo(verdict(found).plain, err=True)
     sys.exit(exit_code_of(asked, found))

@@ -22,9 +22,10 @@ from hlo_audit.report.diff_wording import (
     stored,
     summary,
 )
+from hlo_audit.report.listed import most_costly_first
 from hlo_audit.report.located import located
 from hlo_audit.report.text import Indented
-from hlo_audit.report.wording import clip, cost_of, format_cost, plain
+from hlo_audit.report.wording import clip, format_cost, plain
 from hlo_audit.rule import Finding
 
 MOST_LISTED = 12
@@ -79,7 +80,7 @@ def _sides(diff: Diff) -> Iterator[RenderableType]:
     width = max(len(side.name) for side in (diff.a, diff.b))
     for side in (diff.a, diff.b):
         audit = side.audit
-        facts = [audit.label, audit.topology or "", audit.module or ""]
+        facts = [audit.label, audit.target, audit.module or ""]
         facts += [f"--xla-flag {name}={value}" for name, value in audit.xla_flags.items()]
         said = plain("  ".join(fact for fact in facts if fact))
         name = Text(plain(side.name).ljust(width), style="bold")
@@ -109,7 +110,7 @@ def _findings(diff: Diff) -> Iterator[RenderableType]:
         (diff.a, [f for one in diff.rules for f in one.only_a]),
         (diff.b, [f for one in diff.rules for f in one.only_b]),
     ):
-        found = sorted(only, key=lambda f: (f.severity == "note", *(-n for n in cost_of(f))))
+        found = most_costly_first(side.audit, only)
         warnings = [finding for finding in found if finding.severity == "warning"]
         if not found:
             continue

@@ -29,15 +29,27 @@ def summary(diff: Diff) -> list[str]:
     if diff.obstacles and not diff.rules:
         return ["not comparable"]
     if diff.identical:
-        return ["the same program: the final modules differ at most in names and metadata"]
+        same = "the same program: the final modules differ at most in names and metadata"
+        return [same, *_not_counted(diff)]
     hardware = _hardware(diff)
     weighted = [*_copies(diff, hardware), *_collectives(diff, hardware)]
     weighted.sort(key=lambda one: -one[0])
     said = [text for _, text in weighted]
-    said += [*_rules(diff), *_in_both(diff)]
+    said += [*_rules(diff), *_in_both(diff), *_not_counted(diff)]
     if cycles := _cycles(diff):
         said.append(cycles)
     return said or ["the rules find the same in both; the modules differ in details"]
+
+
+def _not_counted(diff: Diff) -> Iterator[str]:
+    """What one side could not show and the other does: it is no difference between them."""
+    for side, other in ((diff.a, diff.b), (diff.b, diff.a)):
+        reasons: dict[str, list[str]] = {}
+        for code, reason in side.audit.skipped.items():
+            if code not in other.audit.skipped:
+                reasons.setdefault(reason, []).append(code)
+        for reason, codes in reasons.items():
+            yield f"not counted in {side.name}: {', '.join(codes)} {reason}"
 
 
 def exact_bytes(count: int) -> str:
@@ -77,10 +89,10 @@ def _copies(diff: Diff, hardware: Hardware | None) -> Iterator[tuple[float, str]
         of = "of" if more else "less"
         sizes = f": {exact_bytes(abs(moved))} {of} HBM traffic" if moved else ""
         seconds = moved / hardware.copy_bytes_per_second if hardware else None
-        verb = "adds" if change > 0 else "has no longer"
+        verb = "adds" if change > 0 else "no longer has"
         yield (
             float(abs(moved)),
-            f"{diff.b.name} {verb} {abs(change)} {what}{sizes}{_about(seconds)}",
+            f"{diff.b.name} {verb} {abs(change):,} {what}{sizes}{_about(seconds)}",
         )
 
 
@@ -94,7 +106,7 @@ def _collectives(diff: Diff, hardware: Hardware | None) -> Iterator[tuple[float,
         wire["b"] += b.traffic.wire_bytes
         change = b.count - a.count
         if change:
-            (gained if change > 0 else lost).append(f"{abs(change)} {kind}")
+            (gained if change > 0 else lost).append(f"{abs(change):,} {kind}")
     if not lost and not gained and wire["a"] == wire["b"]:
         return
     did = [f"loses {', '.join(lost)}"] if lost else []
@@ -118,8 +130,8 @@ def _rules(diff: Diff) -> Iterator[str]:
         for one in diff.rules
         if one.rule.code != "HLA002"
     ]
-    for verb, sign in (("adds", 1), ("has no longer", -1)):
-        listed = [f"{abs(change)} {name}" for change, name in changes if change * sign > 0]
+    for verb, sign in (("adds", 1), ("no longer has", -1)):
+        listed = [f"{abs(change):,} {name}" for change, name in changes if change * sign > 0]
         if listed:
             yield f"{diff.b.name} {verb} {', '.join(listed)}"
 
@@ -127,7 +139,7 @@ def _rules(diff: Diff) -> Iterator[str]:
 def _in_both(diff: Diff) -> Iterator[str]:
     """What a difference does not show: the faults that both have."""
     listed = [
-        f"{len(found)} {one.rule.code} {one.rule.slug}"
+        f"{len(found):,} {one.rule.code} {one.rule.slug}"
         for one in diff.rules
         if (found := [f for f in one.in_both if f.severity == "warning"])
     ]

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hlo_audit.cost import HARDWARE
 from hlo_audit.program_audit import ProgramAudit, Suppressed
 from hlo_audit.report import Report
-from hlo_audit.report.wording import cost_of
 from hlo_audit.rule import Finding
 
 Level = Literal["error", "warning", "note"]
@@ -41,6 +41,22 @@ class Listed:
         return "error" if self.breaks_gate else self.finding.severity
 
 
+def seconds_of(audit: ProgramAudit, finding: Finding) -> float:
+    """An estimate of the time that all runs of a finding in a step take alone, to order by.
+
+    By the compiler's cycles; what has none, as collectives, by what it moves over HBM and over the
+    wire; what is no instruction of the final module by its size, read and written. On a chip that
+    is not known, or whose clock is not, as on v5p: an order needs ratios only.
+    """
+    usual = HARDWARE["v5p"]
+    chip = audit.hardware or usual
+    runs = 1 if finding.executions is None else finding.executions
+    if finding.estimated_cycles:
+        return runs * finding.estimated_cycles / (chip.clock_hertz or usual.clock_hertz or 1)
+    moved = finding.traffic.seconds(chip) if finding.traffic else None
+    return runs * (moved or 2 * (finding.bytes or 0) / chip.copy_bytes_per_second)
+
+
 def listed(report: Report, *, show_all: bool = False) -> list[Listed]:
     """What fails the gate, then warnings, then notes; of each the most costly first.
 
@@ -64,12 +80,13 @@ def by_program(entries: Iterable[Listed]) -> Mapping[int, Sequence[Listed]]:
 
 
 def numbered(audit: ProgramAudit) -> list[Finding]:
-    """The findings of a program in the order in which they are numbered from 1: warnings, then
-    notes; of each the most costly first."""
-    return sorted(
-        audit.findings,
-        key=lambda finding: (finding.severity == "note", *(-cost for cost in cost_of(finding))),
-    )
+    """The findings of a program in the order in which they are numbered from 1."""
+    return most_costly_first(audit, audit.findings)
+
+
+def most_costly_first(audit: ProgramAudit, findings: Iterable[Finding]) -> list[Finding]:
+    """Findings of a program: warnings, then notes."""
+    return sorted(findings, key=lambda one: (one.severity == "note", -seconds_of(audit, one)))
 
 
 def breaking_findings(audit: ProgramAudit, report: Report) -> frozenset[int]:
@@ -83,7 +100,8 @@ def breaking_findings(audit: ProgramAudit, report: Report) -> frozenset[int]:
     }
     new = Counter((one.rule, fingerprint) for one in mine for fingerprint in one.new)
     breaking = set()
-    for finding in sorted(audit.findings, key=cost_of, reverse=True):
+    by_cost = sorted(audit.findings, key=lambda one: seconds_of(audit, one), reverse=True)
+    for finding in by_cost:
         name = (finding.rule, finding.fingerprint) if new else ("", "")
         if finding.rule in over or new[name] > 0:
             breaking.add(id(finding))
@@ -100,15 +118,14 @@ def suppressed(report: Report) -> list[Listed]:
     ]
 
 
-def _order(entry: Listed) -> tuple[int, int, int]:
-    cycles, moved = cost_of(entry.finding)
-    return _LEVELS.index(entry.level), -cycles, -moved
+def _order(entry: Listed) -> tuple[int, float]:
+    return _LEVELS.index(entry.level), -seconds_of(entry.audit, entry.finding)
 
 
 def alike(entries: Iterable[Listed]) -> list[list[Listed]]:
     """The entries that differ in nothing but their instruction and their program, together.
 
-    A group stands where its first entry stood.
+    The groups are sorted as the entries were: by level, then by what all of a group cost together.
     """
     groups: dict[tuple[object, ...], list[Listed]] = {}
     for entry in entries:
@@ -122,7 +139,12 @@ def alike(entries: Iterable[Listed]) -> list[list[Listed]]:
             finding.executions,
         )
         groups.setdefault(identity, []).append(entry)
-    return list(groups.values())
+    return sorted(groups.values(), key=_order_of_all)
+
+
+def _order_of_all(group: Sequence[Listed]) -> tuple[int, float]:
+    together = sum(seconds_of(entry.audit, entry.finding) for entry in group)
+    return _LEVELS.index(group[0].level), -together
 
 
 @dataclass(frozen=True)
@@ -151,7 +173,9 @@ def offered_fixes(audit: ProgramAudit) -> Iterator[OfferedFix]:
             if count:
                 modes = sorted({target.mode for target in fix.clears})
                 only = f" (in {modes[0]} mode)" if len(modes) == 1 and audit.mode is None else ""
-                changes.setdefault(fix.name, f"{fix.change}{only}")
+                # In another program it is what the model's layout stands for that is to be done.
+                as_shown = "" if audit.program == fix.model else f"as {fix.model} shows, "
+                changes.setdefault(fix.name, f"{as_shown}{fix.change}{only}")
                 counts.setdefault(fix.name, []).append(f"{count} of {len(found)} {rule.code}")
     for name, of_rules in counts.items():
         yield OfferedFix(name, tuple(of_rules), changes[name])

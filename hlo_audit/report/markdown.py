@@ -21,7 +21,7 @@ from hlo_audit.report.wording import (
     format_cost,
     format_difference,
     format_limit,
-    headline,
+    headline_with_failed,
     not_audited,
     plain,
     suppressed_said,
@@ -127,11 +127,9 @@ def in_html(text: str) -> str:
 
 def _opening(report: Report) -> str:
     sign = {True: ":white_check_mark:", False: ":x:"}
-    failed = not_audited(report)
-    passed = report.gate.passed and not failed
+    passed = report.gate.passed and not not_audited(report)
     mark = sign[passed] if report.gate.held or not passed else ":information_source:"
-    rest = f", {failed}" if failed else ""
-    return f"{MARKER}\n### {mark} hlo-audit: {headline(report)}{rest}\n"
+    return f"{MARKER}\n### {mark} hlo-audit: {headline_with_failed(report)}\n"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
@@ -189,7 +187,7 @@ def _counts(report: Report) -> list[str]:
     rows = [
         (
             cell(audit.label),
-            cell(audit.topology or audit.platform or ""),
+            cell(audit.target or audit.platform or ""),
             *(_count(audit, rules[code]) for code in sorted(rules)),
             f"{audit.cost.estimated_cycles:,}" if audit.cost else "",
         )

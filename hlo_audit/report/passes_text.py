@@ -65,9 +65,7 @@ def _heading(history: History, timeline: Timeline, label: str) -> Text:
     passes = timeline.passes
     changing = sum(map(passes.changes_module, range(1, len(passes))))
     audit = history.audit
-    on_cpu = audit.topology and audit.platform == "cpu"
-    topology = f"{audit.topology} CPU devices" if on_cpu else audit.topology
-    facts = [fact for fact in (topology, audit.module) if fact]
+    facts = [fact for fact in (audit.target, audit.module) if fact]
     return Text.assemble(
         (plain(label), "bold"),
         "".join(f"  {plain(fact)}" for fact in facts),
@@ -91,7 +89,7 @@ def _timeline(
         title = "every snapshot" if show_all else "passes that change a count"
         yield Text(title, style="bold")
         yield _passes_table(rows)
-        if any(_swings(change) for _, changes in rows for _, change in changes):
+        if any(change.swings for _, changes in rows for _, change in changes):
             yield Text("~N: N of these a later pass undoes, or undo an earlier one's", style="dim")
     yield from _findings(numbered(history.audit), show_all)
 
@@ -181,17 +179,14 @@ def _change(series: Series, change: Change) -> Text:
     after = "" if reading is None else f" to {reading.count}"
     by = f"{change.count:+d}" if change.count else f"+{change.added} -{change.removed}"
     moved = f", {'+' if change.bytes > 0 else '-'}{format_bytes(abs(change.bytes))}"
-    style = ("red" if change.count > 0 else "green") if change.lasting else "dim"
-    swings = _swings(change)
+    style = "" if change.lasting else "dim"
+    if change.lasting_count:
+        style = "red" if change.lasting_count > 0 else "green"
     return Text.assemble(
         (f"{plain(series.name)} {by}", style),
         (f"{after}{moved if change.bytes else ''}", "dim"),
-        (f" ~{swings}" if swings else "", "dim"),
+        (f" ~{change.swings}" if change.swings else "", "dim"),
     )
-
-
-def _swings(change: Change) -> int:
-    return change.added + change.removed - change.lasting
 
 
 # -- the findings

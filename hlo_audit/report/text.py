@@ -19,11 +19,10 @@ from rich.text import Text
 from hlo_audit._version import __version__
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
-from hlo_audit.report.listed import breaking_findings, offered_fixes
+from hlo_audit.report.listed import breaking_findings, offered_fixes, seconds_of
 from hlo_audit.report.located import located
 from hlo_audit.report.wording import (
     brought_by,
-    cost_of,
     format_bytes,
     format_cost,
     headline,
@@ -37,6 +36,7 @@ MOST_FINDINGS = 12
 """How many different findings of a rule are listed for a program, unless all are asked for."""
 
 _OP_NAME_WIDTH = 70
+_NAME_WIDTH = len("explicit")
 
 
 def print_report(console: Console, report: Report, *, show_all: bool = False) -> None:
@@ -125,9 +125,8 @@ def _versions(report: Report) -> Text:
 
 def _subject(audit: ProgramAudit) -> str:
     parts = [audit.program]
-    if audit.topology:
-        on_cpu = audit.platform == "cpu"
-        parts.append(f"{audit.topology} CPU devices" if on_cpu else audit.topology)
+    if audit.target:
+        parts.append(audit.target)
     mesh = ",".join(f"{axis}={size}" for axis, size in audit.mesh.items())
     if mesh and mesh in audit.variant:  # else it tells nothing apart
         parts.append(f"mesh {mesh}")
@@ -137,15 +136,16 @@ def _subject(audit: ProgramAudit) -> str:
 
 
 def _counts_table(audits: Sequence[ProgramAudit]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    # Two blanks between columns: all rules and the longest names fit 80 columns.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     named = any(audit.mode or audit.layout for audit in audits)
     for heading in ("mode", "layout") if named else ("module",):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", vertical="bottom", min_width=_NAME_WIDTH)
     for rule in audits[0].rules:
-        table.add_column(rule.code, justify="right", no_wrap=True)
+        table.add_column(rule.code, justify="right", no_wrap=True, vertical="bottom")
     has_cost = any(audit.cost for audit in audits)
     if has_cost:
-        table.add_column("est. cycles", justify="right", no_wrap=True)
+        table.add_column("est.\ncycles", justify="right", no_wrap=True)
     for audit in audits:
         names = (audit.mode or "-", audit.layout or "-") if named else (audit.module or "-",)
         row = [Text(plain(name)) for name in names]
@@ -213,7 +213,7 @@ def _rule(
     yield _heading(audit, rule, found)
     alike: dict[tuple[object, ...], list[Finding]] = {}
     # What is new first: the rest is there to compare it with.
-    for finding in sorted(listed, key=lambda f: (id(f) in new, cost_of(f)), reverse=True):
+    for finding in listed:
         identity = (
             id(finding) in new,
             finding.message,
@@ -222,7 +222,11 @@ def _rule(
             finding.executions,
         )
         alike.setdefault(identity, []).append(finding)
-    groups = list(alike.values())
+    groups = sorted(
+        alike.values(),
+        key=lambda group: (id(group[0]) in new, sum(seconds_of(audit, one) for one in group)),
+        reverse=True,
+    )
     for group in groups if show_all else groups[:MOST_FINDINGS]:
         yield from _finding(group, is_new=id(group[0]) in new)
     rest = sum(map(len, groups[MOST_FINDINGS:]))

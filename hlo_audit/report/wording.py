@@ -68,7 +68,7 @@ def headline(report: Report, *, named: bool = False) -> str:
     if not gate.passed:
         return "gate failed"
     if gate.held:
-        programs = "1 program" if gate.held == 1 else f"{gate.held} programs"
+        programs = "1 program" if gate.held == 1 else f"{gate.held:,} programs"
         hows = {
             "budget": "within budget",
             "reference": "as the reference counts",
@@ -84,7 +84,7 @@ def format_limit(violation: Violation, amount: int | None) -> str:
     """A limit or a count of a violation, for a table."""
     if amount is None:
         return "not counted"
-    return format_bytes(amount) if violation.unit == "bytes" else str(amount)
+    return format_bytes(amount) if violation.unit == "bytes" else f"{amount:,}"
 
 
 def format_difference(violation: Violation) -> str:
@@ -93,18 +93,28 @@ def format_difference(violation: Violation) -> str:
     if violation.count is None:
         return ""
     if violation.against == "baseline":
-        gone = f", {violation.gone} gone" if violation.gone else ""
-        return f"{len(violation.new)} new{gone}"
+        gone = f", {violation.gone:,} gone" if violation.gone else ""
+        return f"{len(violation.new):,} new{gone}"
     difference = violation.count - violation.limit
     if violation.unit == "bytes":
         return f"{'+' if difference > 0 else '-'}{format_bytes(abs(difference))}"
-    return f"{difference:+d}"
+    return f"{difference:+,d}"
 
 
 def suppressed_said(report: Report) -> str:
     """How many findings are suppressed; ``""`` for none."""
     count = sum(len(audit.suppressed) for audit in report.programs)
     return "" if not count else f"{count} suppressed" if count > 1 else "1 suppressed"
+
+
+def headline_with_failed(report: Report) -> str:
+    """The verdict in a few words, behind how many programs could not be audited: without them a
+    gate that passed, or that there is none, says little."""
+    failed = sum(audit.error is not None for audit in report.programs)
+    if not failed:
+        return headline(report)
+    of = "1 program" if len(report.programs) == 1 else f"{len(report.programs):,} programs"
+    return f"{failed:,} of {of} not audited; {headline(report)}"
 
 
 def not_audited(report: Report) -> str:

@@ -71,7 +71,7 @@ def _environment() -> Environment:
     """A template engine that escapes all it is given, and refuses names that do not exist."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,
         undefined=StrictUndefined,
@@ -80,6 +80,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["thousands"] = "{:,}".format
+    return environment
 
 
 def _harmless(value: object) -> object:

@@ -49,13 +49,18 @@
     const form = key === "bytes" ? bytes : number;
     const first = all.find((one) => one[key] !== null);
     const last = all.findLast((one) => one[key] !== null);
-    const lasting = new Map(series.lasting);
-    const marked = key === "count" ? all.filter((one) => lasting.get(one.position)) : [];
-    const rises = marked.filter((one) => lasting.get(one.position) > 0);
-    const falls = marked.filter((one) => lasting.get(one.position) < 0);
+    const marked = key === "count" ? series.lasting : [];
+    const rises = marked.filter(([, added]) => added).map(([position]) => all[position]);
+    const falls = marked.filter(([, , removed]) => removed).map(([position]) => all[position]);
     const at = { x: "position", y: (one) => one[key] };
-    const triangle = (found, rotate, color) =>
-      Plot.dot(found, { ...at, symbol: "triangle", rotate, r: 3.5, fill: color });
+    // A pass can add some for good and take others away: both are seen, side by side.
+    const triangle = (found, others, rotate, color) =>
+      [
+        [found.filter((one) => !others.includes(one)), 0],
+        [found.filter((one) => others.includes(one)), rotate ? 4 : -4],
+      ].map(([some, dx]) =>
+        Plot.dot(some, { ...at, symbol: "triangle", rotate, r: 3.5, fill: color, dx }),
+      );
     return draw({
       width,
       height: 62,
@@ -74,8 +79,8 @@
         Plot.axisY(most ? [0, most] : [0], { tickFormat: form, tickSize: 3, label: null }),
         Plot.areaY(all, { ...at, curve: "step-after", fill: "var(--area)" }),
         Plot.lineY(all, { ...at, curve: "step-after", stroke: "var(--bar)", strokeWidth: 1.5 }),
-        triangle(rises, 0, "var(--bad)"),
-        triangle(falls, 180, "var(--good)"),
+        ...triangle(rises, falls, 0, "var(--bad)"),
+        ...triangle(falls, rises, 180, "var(--good)"),
         Plot.tip(
           all.filter((one) => one[key] !== null),
           Plot.pointerX({
@@ -110,7 +115,7 @@
     const head = element("div", "series series-head");
     head.setAttribute("aria-hidden", "true");
     head.append(
-      element("span", "", `${timeline.passes.length} snapshots, left to right`),
+      element("span", "", `${number(timeline.passes.length)} snapshots, left to right`),
       element("span", "", "count"),
       element("span", "", "bytes of the results"),
     );
@@ -125,7 +130,11 @@
       parts.push(row);
     }
     parts.push(
-      element("p", "muted", "▲ a pass adds to the count for good, ▼ it takes away for good"),
+      element(
+        "p",
+        "muted",
+        "▲ a pass adds some that no later pass takes back, ▼ it takes some away for good",
+      ),
     );
     if (still.length) {
       const names = still.map(({ series }) => series.name).join(", ");
@@ -144,16 +153,19 @@
       return;
     }
     const measure = byBytes ? "bytes" : "cycles";
+    const taken = byBytes
+      ? "Size of what the warnings copy or send"
+      : "Cycles that the warnings take";
     const most = Math.max(...rows.map((one) => one[measure]));
     const said = (one) =>
       [
         byBytes && bytes(one.bytes),
         one.cycles && `${number(one.cycles)} est. cycles`,
-        `${one.count} ${one.count === 1 ? "finding" : "findings"}`,
+        `${number(one.count)} ${one.count === 1 ? "finding" : "findings"}`,
       ]
         .filter(Boolean)
         .join(" · ");
-    const parts = [element("h3", "small-head", "What the warnings take in a step")];
+    const parts = [element("h3", "small-head", `${taken} in a step`)];
     for (const program of new Set(rows.map((one) => one.program))) {
       const mine = rows.filter((one) => one.program === program);
       const labelWidth = wide.matches ? 260 : 0;
@@ -168,7 +180,7 @@
           marginBottom: 4,
           marginLeft: 58,
           marginRight: labelWidth + 12,
-          ariaLabel: `What the warnings in ${program} take in a step, by rule`,
+          ariaLabel: `${taken} in a step, by rule: ${program}`,
           ariaDescription: mine.map((one) => `${one.rule}: ${said(one)}`).join("; "),
           x: { domain: [0, most], axis: null },
           y: { domain: mine.map((one) => one.rule), label: null, tickSize: 0 },
@@ -229,7 +241,7 @@
         );
         shown += !one.hidden;
       }
-      fields.shown.value = shown === findings.length ? "" : `${shown} of ${findings.length}`;
+      fields.shown.value = shown === findings.length ? "" : `${number(shown)} of ${number(findings.length)}`;
     };
     form.addEventListener("input", apply);
     form.addEventListener("submit", (event) => event.preventDefault());

@@ -45,7 +45,11 @@ def _chart_series(series: Series) -> dict[str, Any]:
         "name": cut(f"{series.name}{title}"),
         "rule": series.kind == "rule",
         "points": points,
-        "lasting": [[change.position, change.count] for change in series.changes if change.lasting],
+        "lasting": [
+            [change.position, change.lasting_added, change.lasting_removed]
+            for change in series.changes
+            if change.lasting
+        ],
     }
 
 

@@ -151,9 +151,9 @@ def _sides(
     ):
         brief = _briefly(only, audit.label, anchors)
         warnings = sum(finding.severity == "warning" for finding in only)
-        rest = [f"{warnings - len(brief)} more"] if warnings > len(brief) else []
+        rest = [f"{warnings - len(brief):,} more"] if warnings > len(brief) else []
         notes = len(only) - warnings
-        rest += [f"{notes} {'note' if notes == 1 else 'notes'}"] if notes else []
+        rest += [f"{notes:,} {'note' if notes == 1 else 'notes'}"] if notes else []
         big = largest(instructions)
         yield Side(
             side.name,

@@ -64,11 +64,11 @@ def _entry(title: str, sides: tuple[str, ...], lines: Sequence[EntryLine]) -> En
     rest = [line for line in lines if not line.differs]
     kept = differing[:MOST_ROWS], rest[:MOST_ROWS]
     if len(sides) == 1:
-        said = f"{len(lines)} parameters and results"
+        said = f"{len(lines):,} parameters and results"
     elif differing:
-        said = f"{len(differing)} of {len(lines)} parameters and results differ"
+        said = f"{len(differing):,} of {len(lines):,} parameters and results differ"
     else:
-        said = f"{len(lines)} parameters and results, in the same layouts"
+        said = f"{len(lines):,} parameters and results, in the same layouts"
     left_out = len(lines) - sum(map(len, kept))
     return Entry(title, sides, tuple(kept[0]), tuple(kept[1]), said, left_out)
 

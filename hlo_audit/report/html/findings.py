@@ -15,7 +15,7 @@ from hlo_audit.report.diff_wording import (
 from hlo_audit.report.hlo_text import HloExcerpt, excerpt_around
 from hlo_audit.report.html.limits import MOST_FRAMES, MOST_LISTED, cut
 from hlo_audit.report.html.overview import rules_of, share_of
-from hlo_audit.report.listed import Listed
+from hlo_audit.report.listed import Listed, seconds_of
 from hlo_audit.report.snippets import Snippet, SourceReader
 from hlo_audit.report.sources import Place, Repository
 from hlo_audit.report.wording import (
@@ -82,15 +82,11 @@ class Note:
 
 
 def shares_of(groups: Sequence[Sequence[Listed]]) -> list[float | None]:
-    """The cost of each group as a share of that of the most costly one, 0 to 100: of the estimated
-    cycles, by which findings are sorted; where none has any, of the bytes. ``None`` for no cost."""
-    costs = [
-        [sum(costs) for costs in zip(*(cost_of(entry.finding) for entry in group), strict=True)]
-        for group in groups
-    ]
-    by = 0 if any(cycles for cycles, _ in costs) else 1
-    most = max((cost[by] for cost in costs), default=0)
-    return [share_of(cost[by], most) if cost[by] else None for cost in costs]
+    """The time of each group as a share of that of the most costly one, 0 to 100: the estimate by
+    which findings are sorted. ``None`` for what costs nothing."""
+    costs = [sum(seconds_of(one.audit, one.finding) for one in group) for group in groups]
+    most = max(costs, default=0.0)
+    return [share_of(cost, most) if cost else None for cost in costs]
 
 
 def finding_view(
@@ -116,8 +112,6 @@ def finding_view(
     stage, instruction = found if found else ("", None)
     findings = [other.finding for other in group]
     labels = dict.fromkeys(other.audit.label for other in group)
-    traffic = traffic_of(findings)
-    seconds = traffic.seconds(audit.hardware)
     frames = ([finding.source] if finding.source else []) + list(finding.stack)
     places = repository.places(finding)
     return FindingView(
@@ -130,7 +124,7 @@ def finding_view(
         programs=tuple(labels),
         numbers=tuple(numbers),
         cost=format_cost(findings),
-        seconds=f"about {format_seconds(seconds)}" if seconds else "",
+        seconds=_time_said(findings, audit),
         share=share,
         place=cut(str(places[0])) if places else "",
         introduced=cut(brought_by(finding.introduced_by)) if finding.introduced_by else "",
@@ -198,7 +192,7 @@ def _facts(finding: Finding, audit: ProgramAudit) -> Iterator[tuple[str, str, bo
         moved = finding.executed_bytes
         size = f", {format_bytes(moved)} a step" if moved else ""
         yield "runs in a step", f"{finding.executions:,}{size}", False
-    for name, text in _traffic_facts(finding, audit):
+    for name, text in _traffic_facts(finding):
         yield name, text, False
     if finding.estimated_cycles is not None:
         cycles = cost_of(finding)[0]
@@ -212,16 +206,25 @@ def _facts(finding: Finding, audit: ProgramAudit) -> Iterator[tuple[str, str, bo
     yield "fingerprint", finding.fingerprint, True
 
 
-def _traffic_facts(finding: Finding, audit: ProgramAudit) -> Iterator[tuple[str, str]]:
+def _time_said(findings: Sequence[Finding], audit: ProgramAudit) -> str:
+    """The time of one, and of all that are alike; ``""`` where it is not known."""
+    one, all_ = (traffic_of(some).seconds(audit.hardware) for some in (findings[:1], findings))
+    if not one or not all_:
+        return ""
+    each = f"about {format_seconds(one)}"
+    if len(findings) == 1:
+        return each
+    return f"{each} each, about {format_seconds(all_)} for all {len(findings):,}"
+
+
+def _traffic_facts(finding: Finding) -> Iterator[tuple[str, str]]:
     if finding.traffic is None:
         return
     traffic = finding.traffic.times(finding.executions)
-    seconds = traffic.seconds(audit.hardware)
-    about = f", about {format_seconds(seconds)} alone (estimate)" if seconds else ""
     if traffic.hbm_bytes:
-        yield "HBM traffic a step", f"{format_bytes(traffic.hbm_bytes)}{about}"
+        yield "HBM traffic a step", format_bytes(traffic.hbm_bytes)
     if traffic.wire_bytes:
-        yield "wire traffic a step", f"{format_bytes(traffic.wire_bytes)}{about}"
+        yield "wire traffic a step", format_bytes(traffic.wire_bytes)
     padding = traffic.moved_bytes - traffic.asked_bytes
     if padding > 0:
         yield "padding", f"{format_bytes(padding)} of {format_bytes(traffic.moved_bytes)}"
@@ -235,7 +238,7 @@ def _of_step(cycles: int, audit: ProgramAudit) -> str:
 def note_of(group: Sequence[Listed], repository: Repository, reason: str = "") -> Note:
     finding = group[0].finding
     labels = list(dict.fromkeys(entry.audit.label for entry in group))
-    more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
+    more = f" and {len(labels) - 4:,} more" if len(labels) > 4 else ""
     places = repository.places(finding)
     return Note(
         f"{finding.rule} {finding.slug}",

@@ -120,7 +120,7 @@ def _side_by_side(before: ProgramAudit, after: ProgramAudit) -> Measured:
             for one in (before, after)
         ]
         if any(found) and code in after.counts:
-            rows.append((code, f"{found[0]}", f"{found[1]}"))
+            rows.append((code, f"{found[0]:,}", f"{found[1]:,}"))
     return Measured(
         f"{before.label} {target_of(before)}".strip(),
         "-" if cycles[0] is None else f"{cycles[0]:,}",

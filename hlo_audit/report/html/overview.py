@@ -6,18 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hlo_audit.errors import CompileError
+from hlo_audit.examination import Examined
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.diff_wording import (
     format_seconds,
 )
+from hlo_audit.report.html.limits import cut
 from hlo_audit.report.wording import (
     cost_of,
     format_bytes,
     format_cost,
     format_difference,
     format_limit,
-    headline,
+    headline_with_failed,
     not_audited,
 )
 from hlo_audit.rule import Rule
@@ -55,6 +58,7 @@ class ProgramRow:
     counts: tuple[Count, ...]
     cost: str
     error: str
+    log_title: str
     log: tuple[str, ...]
 
 
@@ -72,20 +76,27 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict and why."""
+    """The verdict and why; ``text`` leads with the programs that were not audited."""
 
     status: Status
     text: str
     known_heading: str
     violations: tuple[Difference, ...]
     notices: tuple[tuple[bool, str], ...]
-    failed: str
 
 
-def verdict(report: Report, rules: Mapping[str, Rule]) -> Verdict:
+def damage_said(label: str, one: Examined) -> str:
+    """That a snapshot cannot be read which no rule reads; ``""`` where all could be."""
+    if one.damage is None:
+        return ""
+    return f"{label} has no timeline, as its dump is damaged: {one.damage}"
+
+
+def verdict(report: Report, examined: Sequence[Examined], rules: Mapping[str, Rule]) -> Verdict:
     gate = report.gate
-    failed = not_audited(report)
-    status: Status = "failed" if failed or not gate.passed else "passed" if gate.held else "none"
+    status: Status = (
+        "failed" if not_audited(report) or not gate.passed else "passed" if gate.held else "none"
+    )
     violations = [
         Difference(
             one.program,
@@ -97,9 +108,14 @@ def verdict(report: Report, rules: Mapping[str, Rule]) -> Verdict:
         )
         for one in gate.violations
     ]
-    notices = tuple((notice.fails, notice.message) for notice in gate.notices)
+    notices = [(notice.fails, notice.message) for notice in gate.notices]
+    notices += [
+        (False, cut(said))
+        for audit, one in zip(report.programs, examined, strict=True)
+        if (said := damage_said(audit.label, one))
+    ]
     known = "allowed" if gate.against == "budget" else gate.against
-    return Verdict(status, headline(report), known, tuple(violations), notices, failed)
+    return Verdict(status, headline_with_failed(report), known, tuple(violations), tuple(notices))
 
 
 def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:
@@ -123,6 +139,9 @@ def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:
             counts=tuple(_count(audit, code, (audit.label, code) in broken) for code in codes),
             cost=format_cost(findings) if findings else "",
             error="" if audit.error is None else str(audit.error),
+            log_title="What the compiler wrote last"
+            if isinstance(audit.error, CompileError)
+            else "Traceback",
             log=() if audit.error is None else tuple(audit.error.log),
         )
 
@@ -140,8 +159,8 @@ def _count(audit: ProgramAudit, code: str, breaks: bool) -> Count:
         return Count(0, 0, "", breaks, f"not counted: {audit.skipped.get(code, '')}")
     mine = [finding for finding in audit.findings if finding.rule == code]
     warnings = [finding for finding in mine if finding.severity == "warning"]
-    moved = sum(cost_of(finding)[1] for finding in warnings)
-    size = format_bytes(moved) if moved else ""
+    copied = sum(cost_of(finding)[1] for finding in warnings)
+    size = format_bytes(copied) if copied else ""
     return Count(len(warnings), len(mine) - len(warnings), size, breaks)
 
 
@@ -162,4 +181,4 @@ def rules_of(audits: Sequence[ProgramAudit]) -> dict[str, Rule]:
 
 def target_of(audit: ProgramAudit) -> str:
     """The chips that a program is for, or what else is known of them."""
-    return audit.topology or audit.platform or ""
+    return audit.target or audit.platform or ""

@@ -37,8 +37,27 @@ from hlo_audit.report.listed import alike, listed, suppressed
 from hlo_audit.report.snippets import SourceReader
 from hlo_audit.report.sources import Repository
 from hlo_audit.report.wording import (
-    headline,
+    headline_with_failed,
 )
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How many there are, and how many different ones, as they are listed: see :func:`alike`."""
+
+    all: int
+    different: int
+
+    @property
+    def said(self) -> str:
+        """``56 (38 different)``."""
+        if self.all == self.different:
+            return f"{self.all:,}"
+        return f"{self.all:,} ({self.different:,} different)"
+
+
+def _counted(groups: Sequence[Sequence[object]]) -> Counted:
+    return Counted(sum(map(len, groups)), len(groups))
 
 
 @dataclass(frozen=True)
@@ -53,11 +72,11 @@ class Page:
     comparisons: tuple[Comparison, ...]
     pairs_left_out: int
     findings: tuple[FindingView, ...]
-    findings_in_all: int
+    findings_in_all: Counted
     notes: tuple[Note, ...]
-    notes_in_all: int
+    notes_in_all: Counted
     suppressed: tuple[Note, ...]
-    suppressed_in_all: int
+    suppressed_in_all: Counted
     passes: tuple[PassesView, ...]
     programs_left_out: int
     fixes: tuple[FixView, ...]
@@ -112,19 +131,19 @@ def page_of(
     )
     compared = [comparison_of(pair, report.programs, anchors) for pair in pairs[:MOST_PAIRS]]
     return Page(
-        title=f"hlo-audit: {headline(report)}",
-        verdict=verdict(report, rules),
+        title=f"hlo-audit: {headline_with_failed(report)}",
+        verdict=verdict(report, examined, rules),
         codes=tuple((rule.code, rule.slug, rule.summary) for rule in rules.values()),
         programs=tuple(program_rows(report, tuple(rules))),
         has_cycles=any(audit.cost for audit in report.programs),
         comparisons=tuple(compared),
         pairs_left_out=max(0, len(pairs) - MOST_PAIRS),
         findings=views,
-        findings_in_all=len(groups),
+        findings_in_all=_counted(groups),
         notes=tuple(note_of(group, repository) for group in notes[:MOST_NOTES]),
-        notes_in_all=len(notes),
+        notes_in_all=_counted(notes),
         suppressed=tuple(note_of([one], repository, reason_of(one)) for one in quiet[:MOST_NOTES]),
-        suppressed_in_all=len(quiet),
+        suppressed_in_all=Counted(len(quiet), len(quiet)),
         passes=timelines,
         programs_left_out=max(0, len(report.programs) - MOST_PROGRAMS),
         fixes=tuple(fix_views(report.programs)),

@@ -28,13 +28,19 @@ class SeriesRow:
 
 @dataclass(frozen=True)
 class PassChange:
-    """What one pass does to one count."""
+    """What one pass does to one count.
+
+    Attributes:
+        mark: whether it adds or takes away: for good, where any of it lasts.
+        swings: what of it is undone later or undoes, in words; ``""`` for nothing.
+    """
 
     name: str
     by: str
     after: str
     bytes: str
-    more: bool
+    mark: str
+    swings: str
     lasting: bool
 
 
@@ -64,7 +70,7 @@ class PassesView:
 
 def passes_of(anchor: str, label: str, one: Examined) -> PassesView:
     changing = sum(line.changes_module for line in one.passes[1:])
-    said = f"{len(one.passes)} snapshots, {changing} of them change the module"
+    said = f"{len(one.passes):,} snapshots, {changing:,} of them change the module"
     rows = list(_pass_rows(one))
     kept = rows
     if len(rows) > MOST_ROWS:  # what does not last goes first
@@ -112,13 +118,27 @@ def _pass_rows(one: Examined) -> Iterator[PassRow]:
 
 def _pass_change(series: Series, change: Change) -> PassChange:
     reading = series.readings[change.position]
-    by = f"{change.count:+,}" if change.count else f"+{change.added:,} -{change.removed:,}"
+    both = change.added and change.removed
+    by = f"+{change.added:,} -{change.removed:,}" if both else f"{change.count:+,}"
+    net = change.lasting_count if change.lasting else change.count
     sign = "+" if change.bytes > 0 else "-"
     return PassChange(
         series.name,
         by,
         "" if reading is None else f"{reading.count:,}",
         f"{sign}{format_bytes(abs(change.bytes))}" if change.bytes else "",
-        change.count > 0,
+        "▲" if net > 0 else "▼" if net < 0 else "↕",
+        _swings(change),
         bool(change.lasting),
     )
+
+
+def _swings(change: Change) -> str:
+    if not change.swings:
+        return ""
+    if not change.lasting:
+        return "undone later, or undoes"
+    kept = [f"+{change.lasting_added:,}"] if change.lasting_added else []
+    kept += [f"-{change.lasting_removed:,}"] if change.lasting_removed else []
+    verbs = "is undone later, or undoes" if change.swings == 1 else "are undone later, or undo"
+    return f"{change.swings:,} of these {verbs}; {' '.join(kept)} lasts"
