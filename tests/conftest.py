@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--full-size",
         action="store_true",
-        help="compile the models at the sizes of the trainers, and read the longest lines",
+        help="compile at the sizes of the trainers, and read the longest lines and graphs",
     )
     group.addoption(
         "--fuzz-cases",

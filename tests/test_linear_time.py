@@ -269,11 +269,20 @@ def write_dump(folder: Path, texts: Sequence[str]) -> None:
         (folder / f"module_0001.m.{stage}.txt").write_text(text)
 
 
+SLOW_GRAPHS = {"copies out of one tuple", "a wide loop", "calls in calls"}
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("command", ["passes", "diff"])
 def test_a_dump_is_looked_through_in_linear_time(
-    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
 ) -> None:
+    if name in SLOW_GRAPHS and not pytestconfig.getoption("--full-size"):
+        pytest.skip("takes many seconds: with --full-size only")
     monkeypatch.chdir(tmp_path)
 
     def seconds(count: int) -> float:

@@ -299,7 +299,7 @@ def line_of(code: str) -> int:
         ("with_setting", "needs the setting rows", "--set rows=VALUE"),
         ("unknown", "no setting of faulty.py:with_setting is called 'row'", "'rows'"),
         ("misfit", "the mesh fsdp=3 takes 3 devices, but the topology 4 has 4", "-1"),
-        ("NOT_A_FUNCTION", "no function in faulty.py is called 'NOT_A_FUNCTION'", "one of: "),
+        ("NOT_A_FUNCTION", "no function in faulty.py is called 'NOT_A_FUNCTION'", "such as "),
         ("branch", "no function in faulty.py is called 'branch'", "did you mean 'branches'?"),
         ("imports.py:f", "ModuleNotFoundError: No module named 'no_such_package'", "python"),
         ("cut.py:f", "the program raised SyntaxError: '(' was never closed (cut.py:2)", None),
