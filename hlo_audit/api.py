@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, available_platform
+from hlo_audit.compiling import Compiling
 from hlo_audit.dump import Dump, read_dump, read_dump_of_file
 from hlo_audit.errors import UsageError, unknown_name
 from hlo_audit.gate import judge
@@ -146,9 +147,7 @@ def audit(
             subjects,
             rules,
             options,
-            jobs=jobs,
-            timeout_seconds=timeout_seconds,
-            cache=kept,
+            Compiling(jobs=jobs, timeout_seconds=timeout_seconds, cache=kept),
             executor=executor,
         )
     else:

@@ -10,18 +10,16 @@ The names of instructions say nothing across two compiles. What is compared inst
 from __future__ import annotations
 
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hlo_audit.cache import Cache
-from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
+from hlo_audit.compiling import Compiling, handled
 from hlo_audit.cost import NO_TRAFFIC, Traffic
 from hlo_audit.dump import ModuleDump, read_dump, read_module
-from hlo_audit.errors import HloAuditError, UsageError, unknown_name
+from hlo_audit.errors import UsageError, unknown_name
 from hlo_audit.hlo import Module, Shape
 from hlo_audit.manifest import read_manifest
 from hlo_audit.matching import Matching, match
@@ -157,13 +155,10 @@ def diff_subjects(
     subjects: Sequence[Subject],
     rules: Sequence[Rule],
     options: RuleOptions | None = None,
+    how: Compiling | None = None,
     *,
     module: str | None = None,
     force: bool = False,
-    jobs: int | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    cache: Cache | None = None,
-    on_compiled: Callable[[Lowering, Outcome], None] | None = None,
 ) -> Diff:
     """Compare two programs; those that are to be compiled are compiled first.
 
@@ -180,30 +175,16 @@ def diff_subjects(
         subjects = _distinct(subjects)
     if len(subjects) != 2:
         raise _not_two(subjects)
-    lowerings = [subject for subject in subjects if isinstance(subject, Lowering)]
-    with tempfile.TemporaryDirectory(prefix="hlo-audit-") as folder:
-        outcomes = iter(
-            compile_programs(
-                lowerings,
-                into=Path(folder),
-                jobs=jobs,
-                timeout_seconds=timeout_seconds,
-                cache=cache,
-                on_done=on_compiled,
-            )
-            if lowerings
-            else ()
-        )
+    with handled(
+        subjects,
+        how or Compiling(),
+        compiled=lambda _, outcome: outcome if isinstance(outcome, Exception) else outcome.folder,
+        recorded=lambda subject: subject.path,
+    ) as found:
         sides = []
-        for subject in subjects:
-            path = None
-            if isinstance(subject, Lowering):
-                outcome = next(outcomes)
-                if isinstance(outcome, HloAuditError):
-                    raise outcome
-                path = outcome.folder
-            else:
-                path = subject.path
+        for subject, path in zip(subjects, found, strict=True):
+            if isinstance(path, Exception):
+                raise path
             sides.append(_read_side(subject.label, path, rules, options or {}, module))
         names = side_names(*(side.audit for side in sides))
         a, b = (

@@ -162,6 +162,16 @@ class ModuleDump:
         return None
 
     @property
+    def audited(self) -> dict[AuditStage, Snapshot]:
+        """The snapshots that rules read, as far as they are here."""
+        stages: dict[AuditStage, Snapshot | None] = {
+            "before_optimizations": self.before_optimizations,
+            "before_layout_assignment": self.before_layout_assignment,
+            "final": self.final,
+        }
+        return {stage: snapshot for stage, snapshot in stages.items() if snapshot is not None}
+
+    @property
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Every snapshot, first to last."""
         ends = (

@@ -8,16 +8,15 @@ three modules that findings stand in. The auto and the explicit mode of a progra
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
-from hlo_audit.cache import Cache
-from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
+from hlo_audit.compiler import Outcome
+from hlo_audit.compiling import Compiling, handled
 from hlo_audit.diff import Diff, Side, compare, side_names
-from hlo_audit.dump import AuditStage, ModuleDump, Snapshot, read_dump, read_module, stage_of_file
+from hlo_audit.dump import AuditStage, ModuleDump, read_dump, read_module, stage_of_file
 from hlo_audit.errors import HloAuditError, RefusedReshapeError
 from hlo_audit.follow import Kind, identity_of_finding, locate, walk
 from hlo_audit.history import traced
@@ -121,11 +120,8 @@ def examine_subjects(
     subjects: Sequence[Subject],
     rules: Sequence[Rule],
     options: RuleOptions | None = None,
+    how: Compiling | None = None,
     *,
-    jobs: int | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    cache: Cache | None = None,
-    on_compiled: Callable[[Lowering, Outcome], None] | None = None,
     on_read: Callable[[Recorded], None] | None = None,
 ) -> tuple[list[Examined], list[Pair]]:
     """Examine each subject, and compare those that belong together.
@@ -135,39 +131,25 @@ def examine_subjects(
     mode of what is otherwise the same program; of just two programs, these, whatever they are.
 
     Args:
-        rules, options, jobs, timeout_seconds, cache, on_compiled: as for
-            :func:`hlo_audit.run.audit_subjects`.
+        rules, options, how: as for :func:`hlo_audit.run.audit_each`.
         on_read: called after each dump or file, whether it could be read or not.
     """
-    options = options or {}
-    found: dict[int, list[Examined]] = {}
-    lowerings = [subject for subject in subjects if isinstance(subject, Lowering)]
-    positions = {id(subject): index for index, subject in enumerate(subjects)}
+    options, how = options or {}, how or Compiling()
 
-    def done(lowering: Lowering, outcome: Outcome) -> None:
-        found[positions[id(lowering)]] = [_lowered(lowering, outcome, rules, options)]
-        if on_compiled is not None:
-            on_compiled(lowering, outcome)
+    def compiled(lowering: Lowering, outcome: Outcome) -> list[Examined]:
+        return [_lowered(lowering, outcome, rules, options)]
 
-    for index, subject in enumerate(subjects):
-        if isinstance(subject, Recorded):
-            try:
-                found[index] = _recorded(subject.path, rules, options)
-            except HloAuditError as error:
-                found[index] = [Examined(ProgramAudit(subject.label, error=error))]
-            if on_read is not None:
-                on_read(subject)
-    with tempfile.TemporaryDirectory(prefix="hlo-audit-") as folder:
-        if lowerings:
-            compile_programs(
-                lowerings,
-                into=Path(folder),
-                jobs=jobs,
-                timeout_seconds=timeout_seconds,
-                cache=cache,
-                on_done=done,
-            )
-        examined = [one for index in range(len(subjects)) for one in found[index]]
+    def recorded(subject: Recorded) -> list[Examined]:
+        try:
+            found = _recorded(subject.path, rules, options)
+        except HloAuditError as error:
+            found = [Examined(ProgramAudit(subject.label, error=error))]
+        if on_read is not None:
+            on_read(subject)
+        return found
+
+    with handled(subjects, how, compiled=compiled, recorded=recorded) as groups:
+        examined = [one for group in groups for one in group]
         return examined, [_compared(examined, a, b) for a, b in _pairs(examined)]
 
 
@@ -206,12 +188,7 @@ def _examined(audit: ProgramAudit, dump: ModuleDump, options: RuleOptions) -> Ex
         passes = Passes(dump)
     except HloAuditError as error:
         # What the rules read was fine: this costs the timeline alone.
-        snapshots: dict[AuditStage, Snapshot | None] = {
-            "before_optimizations": dump.before_optimizations,
-            "before_layout_assignment": dump.before_layout_assignment,
-            "final": dump.final,
-        }
-        modules = {stage: one.read() for stage, one in snapshots.items() if one is not None}
+        modules = {stage: one.read() for stage, one in dump.audited.items()}
         damage = error if dump.passes else None
         return Examined(audit, modules, dump, why_no_passes=error.message, damage=damage)
     timeline = make_timeline(passes, audit.rules, DEFAULT_OPCODES, options)
@@ -221,17 +198,9 @@ def _examined(audit: ProgramAudit, dump: ModuleDump, options: RuleOptions) -> Ex
         for position, snapshot in enumerate(passes.snapshots)
     )
     ways = dict(_ways(audit, passes, lines))
-    return Examined(audit, _modules(passes), dump, lines, timeline.series, ways=ways)
-
-
-def _modules(passes: Passes) -> dict[AuditStage, Module]:
-    stages: tuple[AuditStage, ...] = (
-        "before_optimizations",
-        "before_layout_assignment",
-        "final",
-    )
-    at = {stage: passes.stage(stage) for stage in stages}
-    return {stage: passes.modules[place] for stage, place in at.items() if place is not None}
+    places = {stage: passes.stage(stage) for stage in dump.audited}
+    modules = {stage: passes.modules[at] for stage, at in places.items() if at is not None}
+    return Examined(audit, modules, dump, lines, timeline.series, ways=ways)
 
 
 def _ways(
@@ -239,7 +208,7 @@ def _ways(
 ) -> Iterator[tuple[FindingKey, tuple[WayStep, ...]]]:
     rules = {rule.code: rule for rule in audit.rules}
     warnings = [finding for finding in audit.findings if finding.severity == "warning"]
-    for finding in sorted(warnings, key=_cost)[:MOST_WAYS]:
+    for finding in sorted(warnings, key=audit.seconds_of, reverse=True)[:MOST_WAYS]:
         place = locate(passes, rules[finding.rule], finding)
         if place is None:
             continue
@@ -257,11 +226,6 @@ def _ways(
                 for step in way.steps
             ),
         )
-
-
-def _cost(finding: Finding) -> tuple[int, int]:
-    runs = 1 if finding.executions is None else finding.executions
-    return -(finding.estimated_cycles or 0) * runs, -(finding.bytes or 0) * runs
 
 
 # -- what belongs together

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hlo_audit.cache import Cache
-from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome, compile_programs
+from hlo_audit.compiler import Outcome
+from hlo_audit.compiling import Compiling, handled
 from hlo_audit.dump import ModuleDump, read_dump
 from hlo_audit.errors import DumpError, HloAuditError
 from hlo_audit.follow import Provenance
@@ -43,12 +42,9 @@ def read_histories(
     subjects: Sequence[Subject],
     rules: Sequence[Rule],
     options: RuleOptions | None = None,
+    how: Compiling | None = None,
     *,
     opcodes: Sequence[str] = DEFAULT_OPCODES,
-    jobs: int | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    cache: Cache | None = None,
-    on_compiled: Callable[[Lowering, Outcome], None] | None = None,
 ) -> list[History]:
     """Audit each subject, and count its rules and opcodes in every snapshot.
 
@@ -56,41 +52,24 @@ def read_histories(
     ``subjects``. What cannot be compiled or read is a history with an error.
 
     Args:
-        opcodes: as for :func:`hlo_audit.timeline.make_timeline`; the others as for
-            :func:`hlo_audit.run.audit_subjects`.
+        opcodes: as for :func:`hlo_audit.timeline.make_timeline`.
     """
-    options = options or {}
-    histories: dict[int, list[History]] = {}
-    lowerings = [subject for subject in subjects if isinstance(subject, Lowering)]
-    positions = {id(subject): index for index, subject in enumerate(subjects)}
+    options, how = options or {}, how or Compiling()
 
-    def done(lowering: Lowering, outcome: Outcome) -> None:
-        described = described_by(lowering)
+    def compiled(lowering: Lowering, outcome: Outcome) -> list[History]:
         try:
             if isinstance(outcome, HloAuditError):
                 raise outcome
             audit = audit_lowered(lowering, outcome.folder, rules, options)
-            history = _history(audit, step_of(read_dump(outcome.folder)), options, opcodes)
+            return [_history(audit, step_of(read_dump(outcome.folder)), options, opcodes)]
         except HloAuditError as error:
-            history = History(replace(described, error=error))
-        histories[positions[id(lowering)]] = [history]
-        if on_compiled is not None:
-            on_compiled(lowering, outcome)
+            return [History(replace(described_by(lowering), error=error))]
 
-    for index, subject in enumerate(subjects):
-        if isinstance(subject, Recorded):
-            histories[index] = _recorded(subject, rules, options, opcodes)
-    if lowerings:
-        with tempfile.TemporaryDirectory(prefix="hlo-audit-") as folder:
-            compile_programs(
-                lowerings,
-                into=Path(folder),
-                jobs=jobs,
-                timeout_seconds=timeout_seconds,
-                cache=cache,
-                on_done=done,
-            )
-    return [history for index in range(len(subjects)) for history in histories[index]]
+    def recorded(subject: Recorded) -> list[History]:
+        return _recorded(subject, rules, options, opcodes)
+
+    with handled(subjects, how, compiled=compiled, recorded=recorded) as histories:
+        return [history for group in histories for history in group]
 
 
 def _recorded(

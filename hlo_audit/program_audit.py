@@ -12,12 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hlo_audit.cost import Collective, Cost, Hardware, collectives, estimate_cost, hardware_of
+from hlo_audit.cost import (
+    HARDWARE,
+    Collective,
+    Cost,
+    Hardware,
+    collectives,
+    estimate_cost,
+    hardware_of,
+)
 from hlo_audit.dump import (
     AuditStage,
     Dump,
     ModuleDump,
-    Snapshot,
     read_dump,
     read_module,
     stage_of_file,
@@ -131,6 +138,21 @@ class ProgramAudit:
         """One of its devices, where its topology says which chip it is of."""
         return hardware_of(self.topology, self.devices)
 
+    def seconds_of(self, finding: Finding) -> float:
+        """An estimate of the time that all runs of a finding in a step take alone, to order by.
+
+        By the compiler's cycles; what has none, as collectives, by what it moves over HBM and over
+        the wire; what is no instruction of the final module by its size, read and written. On a
+        chip that is not known, or whose clock is not, as on v5p: an order needs ratios only.
+        """
+        usual = HARDWARE["v5p"]
+        chip = self.hardware or usual
+        runs = 1 if finding.executions is None else finding.executions
+        if finding.estimated_cycles:
+            return runs * finding.estimated_cycles / (chip.clock_hertz or usual.clock_hertz or 1)
+        moved = finding.traffic.seconds(chip) if finding.traffic else None
+        return runs * (moved or 2 * (finding.bytes or 0) / chip.copy_bytes_per_second)
+
     @property
     def counts(self) -> dict[str, int | None]:
         """Findings by rule code; ``None`` for a rule that could not look."""
@@ -194,7 +216,7 @@ def audit_recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> l
         return [
             replace(
                 audit_module_dump(str(module.folder), module, _manifest_of(module), rules, options),
-                files={stage: snapshot.path for stage, snapshot in _snapshots(module).items()},
+                files={stage: snapshot.path for stage, snapshot in module.audited.items()},
             )
             for module in read_dump(path).modules
         ]
@@ -290,22 +312,13 @@ def audit_module_dump(
 ) -> ProgramAudit:
     """Audit one module of a dump, from the snapshots that the rules read."""
     readers: dict[AuditStage, Callable[[], Module]] = {
-        stage: snapshot.read for stage, snapshot in _snapshots(dump).items()
+        stage: snapshot.read for stage, snapshot in dump.audited.items()
     }
     subject = ProgramAudit(program, platform=dump.platform, module=dump.name or None)
     if manifest is not None:
         compiled = described_by(manifest)
         subject = replace(compiled, versions=manifest.versions, module=dump.name or None)
     return _audit(subject, readers, rules, options)
-
-
-def _snapshots(dump: ModuleDump) -> dict[AuditStage, Snapshot]:
-    snapshots: dict[AuditStage, Snapshot | None] = {
-        "before_optimizations": dump.before_optimizations,
-        "before_layout_assignment": dump.before_layout_assignment,
-        "final": dump.final,
-    }
-    return {stage: snapshot for stage, snapshot in snapshots.items() if snapshot is not None}
 
 
 def _audit(

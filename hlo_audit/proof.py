@@ -8,12 +8,11 @@ what was compiled and run; what a fix claims is only held against it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from hlo_audit.cache import Cache
-from hlo_audit.compiler import DEFAULT_TIMEOUT_SECONDS, Outcome
+from hlo_audit.compiling import Compiling
 from hlo_audit.errors import HloAuditError, UsageError, unknown_name
 from hlo_audit.numerics import Compared, compare_layouts
 from hlo_audit.numerics_worker import Comparison, Difference
@@ -329,40 +328,23 @@ def _key(comparison: Comparison) -> tuple[str, str, str, str]:
     return (comparison.model, comparison.before, comparison.after, comparison.mode)
 
 
-def prove(
-    plan: Plan,
-    rules: Sequence[Rule],
-    *,
-    jobs: int | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    cache: Cache | None = None,
-    on_compiled: Callable[[Lowering, Outcome], None] | None = None,
-) -> ProofReport:
+def prove(plan: Plan, rules: Sequence[Rule], how: Compiling | None = None) -> ProofReport:
     """Compile and run what the plan says, and judge it.
 
     Args:
         plan: see :func:`make_plan`.
         rules: all that are applied; those without a case show what a fix leaves or brings.
-        jobs: how many to compile side by side; ``None`` for one a CPU.
-        timeout_seconds: how long each compile and each run may take.
-        cache: where dumps are kept; ``None`` compiles each program anew.
-        on_compiled: called with each program and its outcome.
+        how: how programs are compiled; a run may take as long as a compile.
 
     Raises:
         CompileError: where no process can be started at all.
     """
-    audits = audit_subjects(
-        plan.lowerings,
-        rules,
-        jobs=jobs,
-        timeout_seconds=timeout_seconds,
-        cache=cache,
-        on_compiled=on_compiled,
-    )
+    how = how or Compiling()
+    audits = audit_subjects(plan.lowerings, rules, how=how)
     # Where nothing compiles there is nothing to prove, and what is wrong is wrong for runs as well.
     compiled = any(audit.error is None for audit in audits)
     comparisons = [comparison for comparison in plan.comparisons if comparison.run and compiled]
-    compared = compare_layouts(comparisons, timeout_seconds=timeout_seconds)
+    compared = compare_layouts(comparisons, timeout_seconds=how.timeout_seconds)
     return judge_proofs(plan, audits, compared)
 
 

@@ -73,13 +73,7 @@ class Passes:
 
     def stage(self, stage: AuditStage) -> int | None:
         """The place of a snapshot that rules read; ``None`` where it is not there."""
-        return self.position(
-            {
-                "before_optimizations": self.dump.before_optimizations,
-                "before_layout_assignment": self.dump.before_layout_assignment,
-                "final": self.dump.final,
-            }[stage]
-        )
+        return self.position(self.dump.audited.get(stage))
 
     def changes_module(self, position: int) -> bool:
         """Whether any computation differs from the snapshot before, to the letter."""

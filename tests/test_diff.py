@@ -496,10 +496,11 @@ def test_a_diff_takes_two_programs(dumps: Callable[[str], Path]) -> None:
 
 
 def test_a_model_that_is_given_twice_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_programs(lowerings: Sequence[Lowering], **_: Any) -> list[UsageError]:
-        return [UsageError(" ".join(one.label for one in lowerings)) for one in lowerings]
+    def compile_programs(lowerings: Sequence[Lowering], on_done: Any, **_: Any) -> None:
+        for one in lowerings:
+            on_done(one, UsageError(" ".join(one.label for one in lowerings)))
 
-    monkeypatch.setattr("hlo_audit.diff.compile_programs", compile_programs)
+    monkeypatch.setattr("hlo_audit.compiling.compile_programs", compile_programs)
     subjects = find_subjects(["lm-head", "lm-head"], ALL_MODELS)
     with pytest.raises(UsageError) as caught:
         diff_subjects(subjects, ALL_RULES)

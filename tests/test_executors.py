@@ -20,6 +20,7 @@ import pytest
 
 import hlo_audit
 from hlo_audit.cache import Cache
+from hlo_audit.compiling import Compiling
 from hlo_audit.dask_cluster import connected
 from hlo_audit.errors import (
     CompileError,
@@ -137,7 +138,7 @@ def test_a_worker_keeps_dumps_in_its_own_usual_folder(
 
     def folder_of(cache: Cache) -> Path | None:
         lowering = a_program("no_such.py:build")
-        audit_subjects([lowering], ALL_RULES, cache=cache, executor=executor)
+        audit_subjects([lowering], ALL_RULES, how=Compiling(cache=cache), executor=executor)
         task: Task = pickle.loads(executor.sent[-1])[1][0]
         assert task.cached
         return task.cache_folder

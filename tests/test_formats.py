@@ -38,7 +38,7 @@ from hlo_audit.report.formats import FORMATS, Destination, Format, plan_outputs,
 from hlo_audit.report.github import render_github
 from hlo_audit.report.json import to_json
 from hlo_audit.report.junit import render_junit
-from hlo_audit.report.listed import alike, listed, seconds_of
+from hlo_audit.report.listed import alike, listed
 from hlo_audit.report.markdown import MARKER, render_markdown
 from hlo_audit.report.sarif import MOST_RESULTS, render_sarif
 from hlo_audit.report.sources import DumpLines, Repository
@@ -349,8 +349,8 @@ def test_a_collective_without_cycles_is_placed_by_the_time_of_its_traffic() -> N
     )
     audit = replace(audit, topology="v5p:2x2x1")
     # 49 MB at 200 GB/s are 245 us, 50,000 cycles at 1.75 GHz are 29.
-    assert seconds_of(audit, collective) == pytest.approx(245e-6, rel=0.01)
-    assert seconds_of(audit, audit.findings[0]) == pytest.approx(28.6e-6, rel=0.01)
+    assert audit.seconds_of(collective) == pytest.approx(245e-6, rel=0.01)
+    assert audit.seconds_of(audit.findings[0]) == pytest.approx(28.6e-6, rel=0.01)
     names = [entry.finding.instruction for entry in listed(reported(audit))]
     assert names == ["all-reduce", "copy", "small"]
 

@@ -16,6 +16,7 @@ import pytest
 
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import available_platform
+from hlo_audit.compiling import Compiling
 from hlo_audit.gate import judge
 from hlo_audit.models import ALL_MODELS
 from hlo_audit.program import MODES, Subject, find_subjects
@@ -57,7 +58,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not saved.exists():
             cache = Cache(default_folder(os.environ))
-            audits = audit_subjects(programs(), ALL_RULES, cache=cache)
+            audits = audit_subjects(programs(), ALL_RULES, how=Compiling(cache=cache))
             saved.write_text(json.dumps(to_json(Report(audits, judge(audits, {}), environment()))))
     found: dict[str, Any] = json.loads(saved.read_text())
     return found

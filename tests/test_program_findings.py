@@ -12,6 +12,7 @@ import pytest
 
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import available_platform
+from hlo_audit.compiling import Compiling
 from hlo_audit.program import MODES, Lowering
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.rule import Finding
@@ -43,7 +44,8 @@ def audit(file: str, build: str, mode: Mode) -> ProgramAudit:
         platform="tpu",
         topology="v6e:2x2",
     )
-    (audited,) = audit_subjects([subject], ALL_RULES, cache=Cache(default_folder(os.environ)))
+    how = Compiling(cache=Cache(default_folder(os.environ)))
+    (audited,) = audit_subjects([subject], ALL_RULES, how=how)
     assert audited.error is None, audited.error
     return audited
 

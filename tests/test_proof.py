@@ -24,6 +24,7 @@ from rich.console import Console
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.cli import cli
 from hlo_audit.compiler import available_platform
+from hlo_audit.compiling import Compiling
 from hlo_audit.cost import Cost
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.models import ALL_MODELS, lm_head
@@ -649,7 +650,7 @@ def proven_once(tmp_path_factory: pytest.TempPathFactory, name: str, plan: Plan)
     with Path(f"{saved}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not saved.exists():
-            report = prove(plan, ALL_RULES, cache=Cache(default_folder(os.environ)))
+            report = prove(plan, ALL_RULES, Compiling(cache=Cache(default_folder(os.environ))))
             saved.write_text(json.dumps({**as_json(report), "text": as_text(report)}))
     found: dict[str, Any] = json.loads(saved.read_text())
     return found

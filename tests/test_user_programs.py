@@ -18,6 +18,7 @@ import pytest
 
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import compile_environment
+from hlo_audit.compiling import Compiling
 from hlo_audit.errors import HloAuditError, UsageError
 from hlo_audit.models import ALL_MODELS
 from hlo_audit.program import Lowering, Recorded, find_subjects, parse_mesh, read_value
@@ -265,7 +266,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HloAuditError]:
         (unknown,) = find("faulty.py:with_setting", mesh={"fsdp": 2}, **options)
         options |= {"settings": {}, "topology": "4"}
         (misfit,) = find("faulty.py:wrong_axis", mesh={"fsdp": 3}, **options)
-        audits = audit_subjects([*subjects, unknown, misfit], ALL_RULES, jobs=2)
+        audits = audit_subjects([*subjects, unknown, misfit], ALL_RULES, how=Compiling(jobs=2))
     keys = [one.program.partition(":")[2] or one.program for one in subjects]
     keys = [key if key != "f" else one.program for key, one in zip(keys, subjects, strict=True)]
     return dict(zip([*keys, "unknown", "misfit"], map(error_of, audits), strict=True))
@@ -436,7 +437,8 @@ def test_an_error_is_one_line_and_the_users_own_lines_below(tmp_path: Path) -> N
 def examples() -> dict[str, ProgramAudit]:
     """Each example in both modes, compiled for TPU, by its name and mode."""
     subjects = find(*(f"{path}:train_step" for path in EXAMPLES), mesh={"fsdp": 4})
-    audits = audit_subjects(subjects, ALL_RULES, cache=Cache(default_folder(os.environ)))
+    how = Compiling(cache=Cache(default_folder(os.environ)))
+    audits = audit_subjects(subjects, ALL_RULES, how=how)
     return {f"{Path(audit.program).stem}/{audit.mode}": audit for audit in audits}
 
 

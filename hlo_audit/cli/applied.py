@@ -1,16 +1,21 @@
-"""Which rules a command applies, and with which thresholds: the command line over the config."""
+"""Which rules a command applies, with which thresholds, and what they find: the command line over
+the config."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hlo_audit.cli.options import RuleChoice, read_count, read_pairs
+from hlo_audit.cli.options import How, RuleChoice, compiling, read_count, read_pairs
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from hlo_audit.config import Config
+    from hlo_audit.program import Subject
     from hlo_audit.program_audit import ProgramAudit, RuleOptions
     from hlo_audit.rule import Rule
 
@@ -27,6 +32,33 @@ class Applied:
     config: Config
     rules: tuple[Rule, ...]
     options: RuleOptions
+
+    def audited(
+        self,
+        subjects: Sequence[Subject],
+        how: How,
+        *,
+        introduced_by: bool = False,
+        dask: str | None = None,
+    ) -> list[list[ProgramAudit]]:
+        """What the rules find in each subject, as it is reported; see :func:`run.audit_each`.
+
+        Args:
+            dask: the scheduler on whose workers programs are compiled; ``None`` for this machine.
+        """
+        from hlo_audit.run import audit_each
+
+        with compiling(subjects, how) as compiles, _executor_of(dask, subjects) as executor:
+            groups = audit_each(
+                subjects,
+                self.rules,
+                self.options,
+                compiles,
+                introduced_by=introduced_by,
+                executor=executor,
+            )
+        named = iter(self.named([one for group in groups for one in group]))
+        return [[next(named) for _ in group] for group in groups]
 
     def named(self, audits: Sequence[ProgramAudit]) -> list[ProgramAudit]:
         """The audits as they are reported: each with a label of its own, and without the rules that
@@ -54,6 +86,19 @@ def read_applied(config: Config, choice: RuleChoice) -> Applied:
         raise UsageError("no rule is left to apply", hint="--select and --ignore exclude all")
     options = _over(config.options, _read_rule_options(choice.rule_options, ALL_RULES))
     return Applied(config, rules, options)
+
+
+@contextmanager
+def _executor_of(dask: str | None, subjects: Sequence[Subject]) -> Iterator[Executor | None]:
+    from hlo_audit.program import Lowering
+
+    if dask is None or not any(isinstance(subject, Lowering) for subject in subjects):
+        yield None
+        return
+    from hlo_audit.dask_cluster import connected
+
+    with connected(dask) as executor:
+        yield executor
 
 
 def _without_ignored(audit: ProgramAudit, config: Config) -> ProgramAudit:

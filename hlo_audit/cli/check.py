@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +10,13 @@ import click
 
 from hlo_audit.cli.applied import read_applied
 from hlo_audit.cli.compared import suppressor_of
-from hlo_audit.cli.judged import Asked, conclude, read_asked
+from hlo_audit.cli.judged import Asked, conclude, judged, read_asked
 from hlo_audit.cli.options import (
     GateOptions,
     How,
     OutputOptions,
     RuleChoice,
-    cache_of,
     completes,
-    progress_of,
     takes_config,
     takes_gate,
     takes_how,
@@ -27,13 +24,10 @@ from hlo_audit.cli.options import (
     takes_rule_choice,
 )
 from hlo_audit.cli.paths import INPUT_FILE
-from hlo_audit.cli.planned import is_narrowed, plan
+from hlo_audit.cli.planned import plan, reach_of
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Executor
-
     from hlo_audit.config import Config
     from hlo_audit.program import Subject
     from hlo_audit.program_audit import ProgramAudit
@@ -49,11 +43,7 @@ if TYPE_CHECKING:
 )
 @takes_how
 @takes_rule_choice
-@takes_gate(
-    against="REV|PATH",
-    help="Fail on findings that are not in this git revision of the programs, or in this dump or "
-    "JSON report.",
-)
+@takes_gate(compiles=True)
 @click.option(
     "--introduced-by",
     is_flag=True,
@@ -97,7 +87,6 @@ def check(
     """
     from hlo_audit.report import ShardRecord, environment
     from hlo_audit.rules import ALL_RULES
-    from hlo_audit.run import audit_each
     from hlo_audit.shard import parse_shard
 
     if dask == "":
@@ -113,8 +102,7 @@ def check(
         )
     subjects = plan(programs, how, config)
     asked.refuse_overwriting([*programs, *([str(timings)] if timings else [])])
-    narrowed = is_narrowed(how)
-    whole = not programs and not narrowed
+    reach = reach_of(programs, how, config)
     part: Part | None = None
     if shard_text is not None:
         ignored = [[program.name, sorted(program.ignore)] for program in config.programs]
@@ -130,23 +118,8 @@ def check(
         raise UsageError("--timings is for --shard", hint="give --shard I/N, or drop it")
     asked.compared.refuse(subjects)
 
-    cache = cache_of(how)
-
     def audit(subjects: Sequence[Subject]) -> list[list[ProgramAudit]]:
-        with progress_of(subjects, how) as on_compiled, _executor_of(dask, subjects) as executor:
-            groups = audit_each(
-                subjects,
-                applied.rules,
-                applied.options,
-                jobs=how.jobs,
-                timeout_seconds=how.timeout_seconds,
-                cache=cache,
-                on_compiled=on_compiled,
-                introduced_by=introduced_by,
-                executor=executor,
-            )
-        named = iter(applied.named([one for group in groups for one in group]))
-        return [[next(named) for _ in group] for group in groups]
+        return applied.audited(subjects, how, introduced_by=introduced_by, dask=dask)
 
     def audit_others(subjects: Sequence[Subject]) -> list[ProgramAudit]:
         return [one for group in audit(subjects) for one in group]
@@ -155,38 +128,24 @@ def check(
     groups = audit(subjects)
     audits = suppressor.apply(one for group in groups for one in group)
     comparison = asked.compared.against(
-        audits, subjects, audit_others, whole=whole and part is None, quiet=how.quiet
+        audits, subjects, audit_others, whole=reach.whole and part is None, quiet=how.quiet
     )
-    all_there = not narrowed and (not programs or not config.programs)
-    suppressions = suppressor.uses(audits, whole=all_there)
+    suppressions = suppressor.uses(audits, whole=reach.all_used)
     record = None
     if part is not None:
         positions = zip(part.positions, groups, strict=True)
         placed = tuple(position for position, group in positions for _ in group)
-        record = ShardRecord(part, placed, whole, tuple(suppressions))
-    conclude(
+        record = ShardRecord(part, placed, reach.whole, tuple(suppressions))
+    report = judged(
         asked,
         audits,
         environment(),
         comparison=comparison,
         suppressions=suppressions,
-        all_there=all_there and part is None,
+        all_there=reach.all_used and part is None,
         shard=record,
     )
-
-
-@contextmanager
-def _executor_of(dask: str | None, subjects: Sequence[Subject]) -> Iterator[Executor | None]:
-    """The executor that programs are compiled through; ``None`` for this machine."""
-    from hlo_audit.program import Lowering
-
-    if dask is None or not any(isinstance(subject, Lowering) for subject in subjects):
-        yield None
-        return
-    from hlo_audit.dask_cluster import connected
-
-    with connected(dask) as executor:
-        yield executor
+    conclude(asked, report)
 
 
 def _part_of(

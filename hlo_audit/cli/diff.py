@@ -10,13 +10,12 @@ import click
 
 from hlo_audit.cli.options import (
     How,
-    cache_of,
+    compiling,
     completes,
-    progress_of,
     takes_config,
     takes_how,
 )
-from hlo_audit.cli.output import print_out, put, refuse_unwritable
+from hlo_audit.cli.output import print_out, put
 from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.cli.planned import plan
 from hlo_audit.errors import EXIT_GATE_FAILED
@@ -67,19 +66,10 @@ def diff(
     from hlo_audit.report import environment
     from hlo_audit.rules import ALL_RULES
 
-    refuse_unwritable(output)
     subjects = plan(programs, how, config)
-    with progress_of(subjects, how) as on_compiled:
+    with compiling(subjects, how) as compiles:
         found = diff_subjects(
-            subjects,
-            ALL_RULES,
-            config.options,
-            module=module,
-            force=force,
-            jobs=how.jobs,
-            timeout_seconds=how.timeout_seconds,
-            cache=cache_of(how),
-            on_compiled=on_compiled,
+            subjects, ALL_RULES, config.options, compiles, module=module, force=force
         )
     if format_ == "json":
         from hlo_audit.report.diff_json import render_diff_json

@@ -118,26 +118,8 @@ def read_asked(
     )
 
 
-def conclude(
-    asked: Asked,
-    audits: Sequence[ProgramAudit],
-    environment: Mapping[str, str | None],
-    *,
-    comparison: Comparison | None,
-    suppressions: Sequence[Use],
-    all_there: bool,
-    shard: ShardRecord | None = None,
-) -> NoReturn:
-    """Judge, write the reports, and exit; the arguments are those of :func:`judged`."""
-    report = judged(
-        asked,
-        audits,
-        environment,
-        comparison=comparison,
-        suppressions=suppressions,
-        all_there=all_there,
-        shard=shard,
-    )
+def conclude(asked: Asked, report: Report) -> NoReturn:
+    """Write the reports, and exit."""
     exit_code = exit_code_of(asked, report)
     _render(report, asked.destinations, show_all=asked.show_all, exit_code=exit_code)
     sys.exit(exit_code)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hlo_audit.cli.options import How, cache_of, completes, find_programs, progress_of, takes_how
+from hlo_audit.cli.options import How, compiling, completes, find_programs, takes_how
 from hlo_audit.cli.output import complain_of
 from hlo_audit.cli.paths import FOLDER
 from hlo_audit.errors import HloAuditError, UsageError
@@ -33,14 +33,14 @@ def lower(program: str, how: How, folder: Path) -> None:
     lowerings = [subject for subject in subjects if isinstance(subject, Lowering)]
     if len(lowerings) != len(subjects):
         raise UsageError(f"{program} is a dump already", hint="give a model to compile")
-    with progress_of(lowerings, how) as on_compiled:
+    with compiling(lowerings, how) as compiles:
         outcomes = compile_programs(
             lowerings,
             into=folder,
-            jobs=how.jobs,
-            timeout_seconds=how.timeout_seconds,
-            cache=cache_of(how),
-            on_done=on_compiled,
+            jobs=compiles.jobs,
+            timeout_seconds=compiles.timeout_seconds,
+            cache=compiles.cache,
+            on_done=compiles.on_compiled,
         )
     errors: list[HloAuditError] = []
     failed: list[tuple[str, str, HloAuditError | None]] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from hlo_audit.cli.judged import conclude, read_asked
+from hlo_audit.cli.judged import conclude, judged, read_asked
 from hlo_audit.cli.options import (
     GateOptions,
     OutputOptions,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     metavar="REPORT...",
     type=INPUT_OR_STREAM,
 )
-@takes_gate(against="PATH", help="Fail on findings that are not in this JSON report.")
+@takes_gate(compiles=False)
 @takes_config
 @takes_outputs
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing on standard error of what is done.")
@@ -68,7 +68,7 @@ def merge(
         raise AssertionError("what is compared with is a report")
 
     comparison = asked.compared.against(merged.audits, (), audit, whole=merged.whole, quiet=quiet)
-    conclude(
+    report = judged(
         asked,
         merged.audits,
         merged.environment,
@@ -76,3 +76,4 @@ def merge(
         suppressions=merged.suppressions,
         all_there=True,
     )
+    conclude(asked, report)

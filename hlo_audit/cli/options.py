@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hlo_audit.cache import Cache
     from hlo_audit.compiler import Outcome
+    from hlo_audit.compiling import Compiling
     from hlo_audit.config import Config
     from hlo_audit.program import Lowering, Platform, Recorded, Subject
     from hlo_audit.report.formats import Format
@@ -156,28 +157,31 @@ _HOW_OPTIONS = (
 
 def takes_how_but(*left_out: Callable[..., Any]) -> Callable[..., Callable[..., None]]:
     """Give a command the options of :class:`How` less some, as its argument ``how``."""
+    return _takes(How, "how", [option for option in _HOW_OPTIONS if option not in left_out])
+
+
+def _takes(
+    kind: type[How | GateOptions | OutputOptions | RuleChoice],
+    name: str,
+    options: Sequence[Callable[..., Any]],
+) -> Callable[..., Callable[..., None]]:
+    """Give a command options, and what is given of them in one argument called ``name``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def with_how(**arguments: Any) -> None:
-            given = [field.name for field in fields(How) if field.name in arguments]
-            how = How(**{name: arguments.pop(name) for name in given})
-            command(how=how, **arguments)
+        def with_options(**arguments: Any) -> None:
+            known = [field.name for field in fields(kind) if field.name in arguments]
+            given = {each: arguments.pop(each) for each in known}
+            command(**{name: kind(**given)}, **arguments)
 
-        for option in reversed(_HOW_OPTIONS):
-            if option not in left_out:
-                with_how = option(with_how)
-        return with_how
+        for option in reversed(options):
+            with_options = option(with_options)
+        return with_options
 
     return decorate
 
 
 takes_how = takes_how_but()
-
-
-def cache_of(how: How) -> Cache | None:
-    """The cache to use, if any."""
-    return None if how.no_cache else cache_in(how.cache_dir)
 
 
 def cache_in(folder: Path | None) -> Cache:
@@ -334,40 +338,24 @@ def takes_rule_choice(command: Callable[..., None]) -> Callable[..., None]:
     return _takes(RuleChoice, "choice", _RULE_OPTIONS)(command)
 
 
-def takes_gate(*, against: str, help: str) -> Callable[..., Callable[..., None]]:
+def takes_gate(*, compiles: bool) -> Callable[..., Callable[..., None]]:
     """Give a command the options of :class:`GateOptions`, as its argument ``gate``.
 
     Args:
-        against: what ``--against`` takes.
-        help: what it does.
+        compiles: whether the other side may be compiled, and a dump be read.
     """
-    option = click.option("--against", metavar=against, help=help)
-    return _takes(GateOptions, "gate", (*_BASELINE_OPTIONS, option, *_VERDICT_OPTIONS))
+    other = "this git revision of the programs, or in this dump or JSON report"
+    against = click.option(
+        "--against",
+        metavar="REV|PATH" if compiles else "PATH",
+        help=f"Fail on findings that are not in {other if compiles else 'this JSON report'}.",
+    )
+    return _takes(GateOptions, "gate", (*_BASELINE_OPTIONS, against, *_VERDICT_OPTIONS))
 
 
 def takes_outputs(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of :class:`OutputOptions`, as its argument ``shown``."""
     return _takes(OutputOptions, "shown", _OUTPUT_OPTIONS)(command)
-
-
-def _takes(
-    kind: type[GateOptions | OutputOptions | RuleChoice],
-    name: str,
-    options: Sequence[Callable[..., Any]],
-) -> Callable[..., Callable[..., None]]:
-    """Give a command options, and what is given of them in one argument called ``name``."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def with_options(**arguments: Any) -> None:
-            given = {field.name: arguments.pop(field.name) for field in fields(kind)}
-            command(**{name: kind(**given)}, **arguments)
-
-        for option in reversed(options):
-            with_options = option(with_options)
-        return with_options
-
-    return decorate
 
 
 def find_programs(programs: Sequence[str], how: How) -> list[Subject]:
@@ -424,17 +412,15 @@ def read_count(option: str, name: str, text: str) -> int:
 
 
 @contextmanager
-def progress_of(
-    subjects: Sequence[Subject], how: How
-) -> Iterator[Callable[[Lowering, Outcome], None] | None]:
-    """Show on standard error how far the compiles are: a bar on a terminal, else a line each."""
+def compiling(subjects: Sequence[Subject], how: How) -> Iterator[Compiling]:
+    """Compile as the options say, and show on standard error how far the compiles are: a bar on a
+    terminal, else a line each."""
     from hlo_audit.program import Lowering
 
     total = sum(isinstance(subject, Lowering) for subject in subjects)
     if how.quiet or not total:
-        yield None
-        return
-    if not sys.stderr.isatty():
+        yield _compiling(how, None)
+    elif not sys.stderr.isatty():
         started = time.monotonic()
 
         def report(lowering: Lowering, outcome: Outcome) -> None:
@@ -444,31 +430,43 @@ def progress_of(
                 did = "cached" if outcome.from_cache else "compiled"
             say(f"{did} {lowering.label} ({time.monotonic() - started:.1f} s)")
 
-        yield report
-        return
-    with _bar("compiling", total) as advance:
-        yield lambda lowering, _: advance(lowering.label)
+        yield _compiling(how, report)
+    else:
+        with _bar("compiling", total) as advance:
+            yield _compiling(how, lambda lowering, _: advance(lowering.label))
 
 
 @contextmanager
-def examination_progress_of(
+def examining(
     subjects: Sequence[Subject], how: How
-) -> Iterator[tuple[Callable[[Lowering, Outcome], None] | None, Callable[[Recorded], None] | None]]:
-    """As :func:`progress_of`; on a terminal also how far the reading of dumps is, which takes as
-    long where they hold a snapshot for each pass.
+) -> Iterator[tuple[Compiling, Callable[[Recorded], None] | None]]:
+    """As :func:`compiling`; on a terminal also how far the reading of dumps is, which takes as long
+    where they hold a snapshot for each pass.
 
     Yields:
-        what is to be called after a compile, and after a dump or a file.
+        how to compile, and what is to be called after a dump or a file.
     """
     from hlo_audit.program import Recorded
 
     read = any(isinstance(subject, Recorded) for subject in subjects)
     if how.quiet or not read or not sys.stderr.isatty():
-        with progress_of(subjects, how) as on_compiled:
-            yield on_compiled, None
+        with compiling(subjects, how) as compiles:
+            yield compiles, None
         return
     with _bar("examining", len(subjects)) as advance:
-        yield (lambda lowering, _: advance(lowering.label)), lambda one: advance(one.label)
+        compiles = _compiling(how, lambda lowering, _: advance(lowering.label))
+        yield compiles, lambda one: advance(one.label)
+
+
+def _compiling(how: How, on_compiled: Callable[[Lowering, Outcome], None] | None) -> Compiling:
+    from hlo_audit.compiling import Compiling
+
+    return Compiling(
+        jobs=how.jobs,
+        timeout_seconds=how.timeout_seconds,
+        cache=None if how.no_cache else cache_in(how.cache_dir),
+        on_compiled=on_compiled,
+    )
 
 
 @contextmanager

@@ -11,13 +11,12 @@ import click
 
 from hlo_audit.cli.options import (
     How,
-    cache_of,
+    compiling,
     completes,
     find_programs,
-    progress_of,
     takes_how,
 )
-from hlo_audit.cli.output import complain_of, print_out, put, refuse_unwritable
+from hlo_audit.cli.output import complain_of, print_out, put
 from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.errors import HloAuditError, UsageError, unknown_name
 
@@ -85,22 +84,13 @@ def passes(
     from hlo_audit.rules import ALL_RULES
     from hlo_audit.timeline import DEFAULT_OPCODES
 
-    refuse_unwritable(output)
     if finding is not None and instruction is not None:
         raise UsageError("--finding and --instruction exclude each other")
     rules = select_rules(ALL_RULES, select)
     chosen = [name for text in opcodes for name in text.split(",") if name]
     subjects = find_programs((program,), how)
-    with progress_of(subjects, how) as on_compiled:
-        histories = read_histories(
-            subjects,
-            rules,
-            opcodes=chosen or DEFAULT_OPCODES,
-            jobs=how.jobs,
-            timeout_seconds=how.timeout_seconds,
-            cache=cache_of(how),
-            on_compiled=on_compiled,
-        )
+    with compiling(subjects, how) as compiles:
+        histories = read_histories(subjects, rules, how=compiles, opcodes=chosen or DEFAULT_OPCODES)
     told_apart = tell_apart([history.audit for history in histories])
     complain_of((audit.program, audit.label, audit.error) for audit in told_apart)
     errors = [audit.error for audit in told_apart if audit.error is not None]

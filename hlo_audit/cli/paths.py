@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import click
 
+from hlo_audit.cli.output import refuse_unwritable
 from hlo_audit.errors import UsageError
 
 _DASH = "-"
@@ -44,7 +45,8 @@ class PathType(click.Path):
         """Turn a text into a path.
 
         Raises:
-            UsageError: where it is empty, or ``-`` and that stands for nothing here.
+            UsageError: where it is empty, or ``-`` and that stands for nothing here; for an output
+                that cannot be written whatever is in it.
         """
         text = os.fspath(value)
         if not text:
@@ -57,7 +59,9 @@ class PathType(click.Path):
                     hint=f"./- is a {what} of that name",
                 )
             return None if self.kind == "output" else Path(_DASH)
-        path = super().convert(value, param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if self.kind == "output":
+            refuse_unwritable(path)
         # "./-" is a file; its path is written "-" too.
         return Path(text).absolute() if str(path) == _DASH else path
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,9 +77,26 @@ def _say_platform(how: How, config: Config) -> None:
     say_platform(platform_of(asked), asked)
 
 
-def is_narrowed(how: How) -> bool:
-    """Whether the command line asks for other or fewer ways to compile than the config has."""
-    return bool(how.modes or how.layouts or how.settings or how.topology or how.mesh)
+@dataclass(frozen=True)
+class Reach:
+    """How much of all that is known a command line asks for.
+
+    Attributes:
+        whole: whether it is all programs, in all their ways: one that a baseline has and that is
+            not audited has gone.
+        all_used: whether a suppression of the config without a use can be told: where programs are
+            named, those of the config have not been looked at.
+    """
+
+    whole: bool
+    all_used: bool
+
+
+def reach_of(programs: Sequence[str], how: How, config: Config) -> Reach:
+    """The reach of a command line with these programs and options."""
+    narrowed = bool(how.modes or how.layouts or how.settings or how.topology or how.mesh)
+    whole = not narrowed and not programs
+    return Reach(whole, whole or (not narrowed and not config.programs))
 
 
 def _is_there(name: str, models: Sequence[str]) -> bool:

@@ -12,15 +12,14 @@ from hlo_audit.cli.options import (
     MESH_OPTION,
     TOPOLOGY_OPTION,
     How,
-    cache_of,
+    compiling,
     completes,
     platform_of,
-    progress_of,
     read_pairs,
     say_platform,
     takes_how_but,
 )
-from hlo_audit.cli.output import complain, print_out, put, refuse_unwritable
+from hlo_audit.cli.output import complain, print_out, put
 from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.errors import EXIT_GATE_FAILED
 
@@ -66,7 +65,6 @@ def prove(
     from hlo_audit.report import environment
     from hlo_audit.rules import ALL_RULES
 
-    refuse_unwritable(output)
     platform = platform_of(how)
     plan = make_plan(
         find_cases(names, ALL_RULES, ALL_MODELS),
@@ -77,15 +75,8 @@ def prove(
         xla_flags=read_pairs("--xla-flag", how.xla_flags),
     )
     say_platform(platform, how)
-    with progress_of(plan.lowerings, how) as on_compiled:
-        report = prove(
-            plan,
-            ALL_RULES,
-            jobs=how.jobs,
-            timeout_seconds=how.timeout_seconds,
-            cache=cache_of(how),
-            on_compiled=on_compiled,
-        )
+    with compiling(plan.lowerings, how) as compiles:
+        report = prove(plan, ALL_RULES, compiles)
     for error in report.errors:
         complain(error)
     if format_ == "json":

@@ -17,10 +17,8 @@ from hlo_audit.cli.options import (
     How,
     OutputOptions,
     RuleChoice,
-    cache_of,
     completes,
-    examination_progress_of,
-    progress_of,
+    examining,
     takes_config,
     takes_gate,
     takes_how,
@@ -28,7 +26,7 @@ from hlo_audit.cli.options import (
 )
 from hlo_audit.cli.output import put, say
 from hlo_audit.cli.paths import OUTPUT_FILE
-from hlo_audit.cli.planned import is_narrowed, plan
+from hlo_audit.cli.planned import plan, reach_of
 from hlo_audit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,11 +44,7 @@ if TYPE_CHECKING:
 )
 @takes_how
 @takes_rule_choice
-@takes_gate(
-    against="REV|PATH",
-    help="Fail on findings that are not in this git revision of the programs, or in this dump or "
-    "JSON report.",
-)
+@takes_gate(compiles=True)
 @takes_config
 @click.option(
     "--output",
@@ -83,7 +77,6 @@ def report(
     from hlo_audit.report.sources import Repository
     from hlo_audit.report.text import verdict
     from hlo_audit.rules import ALL_RULES
-    from hlo_audit.run import audit_subjects
 
     if not programs and not config.programs:
         raise UsageError(
@@ -98,46 +91,26 @@ def report(
     subjects = plan(programs, how, config)
     asked.compared.refuse(subjects)
     asked.refuse_overwriting(programs, output)
-    cache = cache_of(how)
-    with examination_progress_of(subjects, how) as (on_compiled, on_read):
+    with examining(subjects, how) as (compiles, on_read):
         examined, pairs = examine_subjects(
-            subjects,
-            applied.rules,
-            applied.options,
-            jobs=how.jobs,
-            timeout_seconds=how.timeout_seconds,
-            cache=cache,
-            on_compiled=on_compiled,
-            on_read=on_read,
+            subjects, applied.rules, applied.options, compiles, on_read=on_read
         )
 
     def audit(subjects: Sequence[Subject]) -> list[ProgramAudit]:
-        with progress_of(subjects, how) as on_compiled:
-            audits = audit_subjects(
-                subjects,
-                applied.rules,
-                applied.options,
-                jobs=how.jobs,
-                timeout_seconds=how.timeout_seconds,
-                cache=cache,
-                on_compiled=on_compiled,
-            )
-        return applied.named(audits)
+        return [one for group in applied.audited(subjects, how) for one in group]
 
-    narrowed = is_narrowed(how)
+    reach = reach_of(programs, how, config)
     suppressor = suppressor_of(config, ALL_RULES, Path.cwd())
     audits = suppressor.apply(applied.named([one.audit for one in examined]))
-    comparison = asked.compared.against(
-        audits, subjects, audit, whole=not programs and not narrowed, quiet=how.quiet
-    )
-    all_there = not narrowed and (not programs or not config.programs)
     found = judged(
         asked,
         audits,
         environment(),
-        comparison=comparison,
-        suppressions=suppressor.uses(audits, whole=all_there),
-        all_there=all_there,
+        comparison=asked.compared.against(
+            audits, subjects, audit, whole=reach.whole, quiet=how.quiet
+        ),
+        suppressions=suppressor.uses(audits, whole=reach.all_used),
+        all_there=reach.all_used,
     )
     if any(one.error is None for one in audits):  # else the errors have said it all
         put(render_html(found, examined, pairs, Repository.around(Path.cwd())), output)

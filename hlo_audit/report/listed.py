@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hlo_audit.cost import HARDWARE
 from hlo_audit.program_audit import ProgramAudit, Suppressed
 from hlo_audit.report import Report
 from hlo_audit.rule import Finding
@@ -39,22 +38,6 @@ class Listed:
     def level(self) -> Level:
         """``error`` for what fails the gate, else the severity of the finding."""
         return "error" if self.breaks_gate else self.finding.severity
-
-
-def seconds_of(audit: ProgramAudit, finding: Finding) -> float:
-    """An estimate of the time that all runs of a finding in a step take alone, to order by.
-
-    By the compiler's cycles; what has none, as collectives, by what it moves over HBM and over the
-    wire; what is no instruction of the final module by its size, read and written. On a chip that
-    is not known, or whose clock is not, as on v5p: an order needs ratios only.
-    """
-    usual = HARDWARE["v5p"]
-    chip = audit.hardware or usual
-    runs = 1 if finding.executions is None else finding.executions
-    if finding.estimated_cycles:
-        return runs * finding.estimated_cycles / (chip.clock_hertz or usual.clock_hertz or 1)
-    moved = finding.traffic.seconds(chip) if finding.traffic else None
-    return runs * (moved or 2 * (finding.bytes or 0) / chip.copy_bytes_per_second)
 
 
 def listed(report: Report, *, show_all: bool = False) -> list[Listed]:
@@ -86,7 +69,7 @@ def numbered(audit: ProgramAudit) -> list[Finding]:
 
 def most_costly_first(audit: ProgramAudit, findings: Iterable[Finding]) -> list[Finding]:
     """Findings of a program: warnings, then notes."""
-    return sorted(findings, key=lambda one: (one.severity == "note", -seconds_of(audit, one)))
+    return sorted(findings, key=lambda one: (one.severity == "note", -audit.seconds_of(one)))
 
 
 def breaking_findings(audit: ProgramAudit, report: Report) -> frozenset[int]:
@@ -100,8 +83,7 @@ def breaking_findings(audit: ProgramAudit, report: Report) -> frozenset[int]:
     }
     new = Counter((one.rule, fingerprint) for one in mine for fingerprint in one.new)
     breaking = set()
-    by_cost = sorted(audit.findings, key=lambda one: seconds_of(audit, one), reverse=True)
-    for finding in by_cost:
+    for finding in sorted(audit.findings, key=audit.seconds_of, reverse=True):
         name = (finding.rule, finding.fingerprint) if new else ("", "")
         if finding.rule in over or new[name] > 0:
             breaking.add(id(finding))
@@ -119,7 +101,7 @@ def suppressed(report: Report) -> list[Listed]:
 
 
 def _order(entry: Listed) -> tuple[int, float]:
-    return _LEVELS.index(entry.level), -seconds_of(entry.audit, entry.finding)
+    return _LEVELS.index(entry.level), -entry.audit.seconds_of(entry.finding)
 
 
 def alike(entries: Iterable[Listed]) -> list[list[Listed]]:
@@ -143,7 +125,7 @@ def alike(entries: Iterable[Listed]) -> list[list[Listed]]:
 
 
 def _order_of_all(group: Sequence[Listed]) -> tuple[int, float]:
-    together = sum(seconds_of(entry.audit, entry.finding) for entry in group)
+    together = sum(entry.audit.seconds_of(entry.finding) for entry in group)
     return _LEVELS.index(group[0].level), -together
 
 

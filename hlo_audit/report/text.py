@@ -19,7 +19,7 @@ from rich.text import Text
 from hlo_audit._version import __version__
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
-from hlo_audit.report.listed import breaking_findings, offered_fixes, seconds_of
+from hlo_audit.report.listed import breaking_findings, offered_fixes
 from hlo_audit.report.located import located
 from hlo_audit.report.wording import (
     brought_by,
@@ -224,7 +224,7 @@ def _rule(
         alike.setdefault(identity, []).append(finding)
     groups = sorted(
         alike.values(),
-        key=lambda group: (id(group[0]) in new, sum(seconds_of(audit, one) for one in group)),
+        key=lambda group: (id(group[0]) in new, sum(map(audit.seconds_of, group))),
         reverse=True,
     )
     for group in groups if show_all else groups[:MOST_FINDINGS]:

@@ -15,7 +15,7 @@ from hlo_audit.report.diff_wording import (
 from hlo_audit.report.hlo_text import HloExcerpt, excerpt_around
 from hlo_audit.report.html.limits import MOST_FRAMES, MOST_LISTED, cut
 from hlo_audit.report.html.overview import rules_of, share_of
-from hlo_audit.report.listed import Listed, seconds_of
+from hlo_audit.report.listed import Listed
 from hlo_audit.report.snippets import Snippet, SourceReader
 from hlo_audit.report.sources import Place, Repository
 from hlo_audit.report.wording import (
@@ -84,7 +84,7 @@ class Note:
 def shares_of(groups: Sequence[Sequence[Listed]]) -> list[float | None]:
     """The time of each group as a share of that of the most costly one, 0 to 100: the estimate by
     which findings are sorted. ``None`` for what costs nothing."""
-    costs = [sum(seconds_of(one.audit, one.finding) for one in group) for group in groups]
+    costs = [sum(one.audit.seconds_of(one.finding) for one in group) for group in groups]
     most = max(costs, default=0.0)
     return [share_of(cost, most) if cost else None for cost in costs]
 
