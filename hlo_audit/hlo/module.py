@@ -39,6 +39,8 @@ _CALL_NOTHING = frozenset(
     }
 )
 
+_FIRST_TARGET = re.compile(r', custom_call_target="([^"\\]*+)"(?=,|$)').match
+
 _INDEX = r"\{((?:\d{1,18}+(?:,\s*+|(?=\})))*+)\}"
 _ALIAS = re.compile(rf"{_INDEX}:\s*+\((\d{{1,18}}+),\s*+{_INDEX}(?:,\s*+([a-z-]++))?\)")
 
@@ -206,6 +208,9 @@ class Instruction:
         """The target of a ``custom-call``; ``""`` for every other opcode."""
         if self._pieces[_OPCODE] != "custom-call":
             return ""
+        # XLA prints it first: the others need not be read for it.
+        if first := _FIRST_TARGET(self._pieces[_ATTRIBUTES]):
+            return first[1]
         return read.unquote(self.attributes.get("custom_call_target", ""))
 
     @property
