@@ -9,6 +9,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -133,7 +134,7 @@ class ProgramAudit:
             return f"{self.topology} CPU {'device' if self.topology == '1' else 'devices'}"
         return self.topology or ""
 
-    @property
+    @cached_property  # asked for by each of its findings
     def hardware(self) -> Hardware | None:
         """One of its devices, where its topology says which chip it is of."""
         return hardware_of(self.topology, self.devices)

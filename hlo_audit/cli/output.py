@@ -44,12 +44,12 @@ def complain_of(outcomes: Iterable[tuple[str, str, HloAuditError | None]]) -> No
     Args:
         outcomes: for each program its name, what tells it from others, and its error, if any.
     """
-    alike: dict[str, list[tuple[str, str, HloAuditError]]] = {}
+    alike: dict[str, dict[str, tuple[str, HloAuditError]]] = {}
     for program, label, error in outcomes:
         if error is not None:
-            alike.setdefault(str(error), []).append((program, label, error))
+            alike.setdefault(str(error), {}).setdefault(label, (program, error))
     for message, failed in alike.items():
-        program, label, error = failed[0]
+        label, (program, error) = next(iter(failed.items()))
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         complain(error, of="" if program in message else f"{label}{more}")
 

@@ -19,7 +19,7 @@ from hlo_audit.cli.options import (
     say_platform,
     takes_how_but,
 )
-from hlo_audit.cli.output import complain, print_out, put
+from hlo_audit.cli.output import complain_of, print_out, put
 from hlo_audit.cli.paths import OUTPUT_FILE
 from hlo_audit.errors import EXIT_GATE_FAILED
 
@@ -77,8 +77,10 @@ def prove(
     say_platform(platform, how)
     with compiling(plan.lowerings, how) as compiles:
         report = prove(plan, ALL_RULES, compiles)
-    for error in report.errors:
-        complain(error)
+    sides = [(one.fix.model, one.mode, one.fix.name, one.error) for one in report.proofs]
+    ran = [(one.comparison, one.error) for one in report.runs]
+    sides += [(one.model, one.mode, one.after, error) for one, error in ran]
+    complain_of((model, f"{model}/{mode}/{fix}", error) for model, mode, fix, error in sides)
     if format_ == "json":
         from hlo_audit.report.proof_json import render_proof_json
 
