@@ -5,6 +5,7 @@ from __future__ import annotations
 # mypy: untyped-calls-exclude=jax
 import dataclasses
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -18,12 +19,13 @@ import optax
 import pytest
 
 from hlo_audit import checkpoint
+from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compile_worker import make_mesh
 from hlo_audit.compiler import Compiled, available_platform, compile_programs
 from hlo_audit.errors import UsageError
 from hlo_audit.models import mhc, mhc_export
 from hlo_audit.models.mhc import MHC, MHCConfig
-from hlo_audit.program import MODES, find_subjects
+from hlo_audit.program import MODES, Lowering, find_subjects
 
 pytestmark = pytest.mark.usefixtures("unoptimized")
 
@@ -491,7 +493,9 @@ def compile_in(
 ) -> dict[tuple[str, str], Program]:
     subjects = find_subjects(["mhc"], [MHC], modes=modes, layouts=layouts, settings=settings)
     programs: dict[tuple[str, str], Program] = {}
-    for outcome in compile_programs(subjects, into=folder, jobs=1):  # type: ignore[arg-type]
+    cache = Cache(default_folder(os.environ))
+    lowerings = [subject for subject in subjects if isinstance(subject, Lowering)]
+    for outcome in compile_programs(lowerings, into=folder, jobs=1, cache=cache):
         assert isinstance(outcome, Compiled), outcome
         (final,) = outcome.folder.glob("*.after_codegen.txt")
         text = final.read_text()

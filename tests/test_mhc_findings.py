@@ -85,11 +85,10 @@ def audit_all(folder: Path, names: list[str]) -> dict[str, Any]:
         )
         if isinstance(subject, Lowering)
     }
-    # Their dumps are named alike but for the settings.
+    cache = Cache(default_folder(os.environ))
+    outcomes = compile_programs(list(subjects.values()), into=folder, cache=cache)
     found: dict[str, Any] = {}
-    for number, (key, subject) in enumerate(subjects.items()):
-        cache = Cache(default_folder(os.environ))
-        (outcome,) = compile_programs([subject], into=folder / str(number), cache=cache)
+    for (key, subject), outcome in zip(subjects.items(), outcomes, strict=True):
         assert isinstance(outcome, Compiled), outcome
         audit = audit_lowered(subject, outcome.folder, ALL_RULES, {})
         (program,) = to_json(Report([audit], judge([audit], {}), environment()))["programs"]

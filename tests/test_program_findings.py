@@ -5,6 +5,8 @@ one.
 from __future__ import annotations
 
 import os
+import re
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -33,19 +35,31 @@ both_modes = pytest.mark.parametrize("mode", ["auto", pytest.param("explicit", m
 Mode = Literal["auto", "explicit"]
 
 
+@cache
+def audits(file: str, mode: Mode) -> dict[str, ProgramAudit]:
+    """Each program of a file, by its name: one process compiles them all, as jax takes longer to
+    import than most of them."""
+    text = (PROGRAMS / f"{file}.py").read_text(encoding="utf-8")
+    builds = re.findall(r"^def ([a-z]\w*)\(mesh: .*-> Program:$", text, re.MULTILINE)
+    subjects = [
+        Lowering(
+            program=build,
+            build=f"{PROGRAMS / file}.py:{build}",
+            mode=mode,
+            layout=None,
+            settings={},
+            mesh=MESHES[file],
+            platform="tpu",
+            topology="v6e:2x2",
+        )
+        for build in builds
+    ]
+    how = Compiling(jobs=1, cache=Cache(default_folder(os.environ)))
+    return dict(zip(builds, audit_subjects(subjects, ALL_RULES, how=how), strict=True))
+
+
 def audit(file: str, build: str, mode: Mode) -> ProgramAudit:
-    subject = Lowering(
-        program=build,
-        build=f"{PROGRAMS / file}.py:{build}",
-        mode=mode,
-        layout=None,
-        settings={},
-        mesh=MESHES[file],
-        platform="tpu",
-        topology="v6e:2x2",
-    )
-    how = Compiling(cache=Cache(default_folder(os.environ)))
-    (audited,) = audit_subjects([subject], ALL_RULES, how=how)
+    audited = audits(file, mode)[build]
     assert audited.error is None, audited.error
     return audited
 
