@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run
 from hlo_audit import against
 from hlo_audit.against import Revision, as_of, checked_out, find_revision, read_report, standing_in
 from hlo_audit.errors import UsageError
@@ -44,18 +44,6 @@ def state(w):
 TURNED = STRAIGHT.replace("jnp.tanh(w)", "jnp.tanh(w).T")
 
 PATIENCE_SECONDS = 30.0
-
-
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-        timeout=300,
-        check=False,
-    )
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -17,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from command_line import run
 from hlo_audit import baseline as baseline_files
 from hlo_audit.baseline import (
     Baseline,
@@ -39,18 +37,6 @@ from hlo_audit.rules import ALL_RULES
 EXPLICIT = "jax-0.12.0-explicit"
 COPY = next(rule for rule in ALL_RULES if rule.code == "HLA002")
 SHARDING = next(rule for rule in ALL_RULES if rule.code == "HLA001")
-
-
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-        timeout=300,
-        check=False,
-    )
 
 
 def validate(text: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from command_line import run
 from hlo_audit.cache import Cache, default_folder, request_digest
 from hlo_audit.compiler import Compiled, Outcome, compile_environment, compile_programs
 from hlo_audit.manifest import MANIFEST_NAME, Manifest
@@ -322,16 +323,12 @@ def test_a_hit_imports_no_jax(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_tells_of_the_cache_and_empties_it(tmp_path: Path, dump: Path) -> None:
-    def run(*arguments: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-m", "hlo_audit", "cache", *arguments],
-            env={**os.environ, "HLO_AUDIT_CACHE_DIR": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    def told(command: str) -> str:
+        done = run("cache", command, env={"HLO_AUDIT_CACHE_DIR": str(tmp_path / "cache")})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     Cache(tmp_path / "cache").store("key", dump)
-    assert run("info").startswith(f"{tmp_path / 'cache'}\n1 dumps, ")
-    assert run("clear").startswith("deleted 1 dumps, ")
-    assert "\n0 dumps, 0 B" in run("info")
+    assert told("info").startswith(f"{tmp_path / 'cache'}\n1 dumps, ")
+    assert told("clear").startswith("deleted 1 dumps, ")
+    assert "\n0 dumps, 0 B" in told("info")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+import command_line
+from command_line import assert_refused
+
 FINAL = "module_0000.jit_step.cl_1004524046.after_codegen.txt"
 EXPLICIT = "jax-0.12.0-explicit"
 
-
-def run(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", **kwargs.pop("env", {})}
-    return subprocess.run(
-        [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        check=False,
-        **kwargs,
-    )
+run = partial(command_line.run, columns=80)
 
 
 @pytest.fixture(scope="session")
@@ -46,16 +38,6 @@ def validated(output: str) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(output)
     jsonschema.Draft202012Validator(schema()).validate(report)
     return report
-
-
-def assert_one_error_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert result.returncode == 2, result
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("hlo-audit: error: ")
-    for word in words:
-        assert word in lines[0]
-    assert result.stdout == ""
 
 
 def test_a_dump_folder_is_reported_with_counts_findings_and_fixes(explicit_dump: Path) -> None:
@@ -127,7 +109,7 @@ def test_a_snapshot_between_the_stages_says_what_is_missing(explicit_dump: Path)
 
 
 def test_an_empty_standard_input_is_called_so() -> None:
-    assert_one_error_line(run("check", "-", input=""), "standard input is empty")
+    assert_refused(run("check", "-", text=""), "standard input is empty")
 
 
 def test_the_verdict_is_seen_where_the_report_goes_to_a_file(
@@ -140,7 +122,7 @@ def test_the_verdict_is_seen_where_the_report_goes_to_a_file(
 
 def test_standard_input_is_a_file(explicit_dump: Path) -> None:
     text = (explicit_dump / FINAL).read_text()
-    report = validated(run("check", "-", "--format", "json", input=text).stdout)
+    report = validated(run("check", "-", "--format", "json", text=text).stdout)
     assert report["programs"][0]["counts"]["HLA002"] == 4
 
 
@@ -215,17 +197,14 @@ def test_a_report_is_written_to_a_file(explicit_dump: Path, tmp_path: Path) -> N
 def test_a_reader_that_goes_early_does_not_change_the_verdict(
     explicit_dump: Path, format_: str
 ) -> None:
-    command = [sys.executable, "-m", "hlo_audit", "check", str(explicit_dump), "--verbose"]
     for budget, code in (("HLA002=3", 1), ("HLA002=4", 0)):
-        process = subprocess.Popen(
-            [*command, "--max", budget, "--format", format_],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        process = command_line.start(
+            *("check", explicit_dump, "--verbose", "--max", budget, "--format", format_)
         )
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == ""
         process.stderr.close()
         assert process.wait(60) == code
 
@@ -307,7 +286,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     named = {name.partition(".")[0]: str(path) for name, path in places.items()}
     quiet = ["--quiet"] if arguments[0] in ("check", "lower") else []
     result = run(*(argument.format(**named) for argument in arguments), *quiet)
-    assert_one_error_line(result, *words)
+    assert_refused(result, *words)
 
 
 def test_terminal_escapes_in_names_do_not_reach_the_terminal(tmp_path: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from dataclasses import replace
 from decimal import Decimal
@@ -17,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from command_line import run
 from hlo_audit.budget import Budget
 from hlo_audit.cli.options import How
 from hlo_audit.cli.planned import plan
@@ -37,18 +35,6 @@ HOW = How(
     no_cache=True,
     quiet=True,
 )
-
-
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-        timeout=300,
-        check=False,
-    )
 
 
 def config_of(folder: Path, text: str, name: str = "hlo-audit.toml") -> Config:

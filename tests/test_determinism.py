@@ -14,23 +14,17 @@ from typing import Any
 
 import pytest
 
+from command_line import run
+
 PROGRAMS = Path(__file__).parent / "programs"
 RUNS = 10
 
 SPIN = "while True: pass"
 
 
-def run(*arguments: str | Path, cwd: Path, seed: int) -> str:
+def written(*arguments: object, cwd: Path, seed: int) -> str:
     """What a command writes; each with its own seed of the hashes that sets are ordered by."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONHASHSEED": str(seed), "NO_COLOR": "1", "COLUMNS": "100"},
-        timeout=300,
-        check=False,
-    )
+    done = run(*arguments, cwd=cwd, env={"PYTHONHASHSEED": str(seed)}, columns=100)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
 
@@ -67,9 +61,10 @@ def folders(tmp_path: Path) -> list[Path]:
 
 def ten_runs(folders: list[Path], *arguments: str | Path) -> list[str]:
     with ThreadPoolExecutor(4) as pool:  # more than there are CPUs
-        return list(
-            pool.map(lambda number: run(*arguments, cwd=folders[number], seed=number), range(RUNS))
+        texts = pool.map(
+            lambda seed: written(*arguments, cwd=folders[seed], seed=seed), range(RUNS)
         )
+        return list(texts)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +94,7 @@ def test_passes_and_differences_are_told_alike(
         ("passes", explicit, "--all", "--format", "json"),
         ("check", explicit, "--introduced-by", "--format", "json"),
     ):
-        first, second = (run(*command, cwd=tmp_path, seed=seed) for seed in (1, 2))
+        first, second = (written(*command, cwd=tmp_path, seed=seed) for seed in (1, 2))
         assert first == second
         assert json.loads(first)
 
@@ -144,7 +139,7 @@ def test_unused_suppressions_are_told_in_the_order_of_their_lines(tmp_path: Path
     )
     (tmp_path / "step.after_codegen.hlo").write_text(text)
     command = ("check", "step.after_codegen.hlo", "--format", "json")
-    texts = [run(*command, cwd=tmp_path, seed=seed) for seed in range(3)]
+    texts = [written(*command, cwd=tmp_path, seed=seed) for seed in range(3)]
     assert len(set(texts)) == 1
     notices = [one["message"] for one in json.loads(texts[0])["gate"]["notices"]]
     bad = [f"{name}:3: suppresses" for name in sorted(names)]
@@ -160,9 +155,9 @@ def test_a_program_is_compiled_and_reported_alike(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "an" / "other"]
     for folder in folders:
         folder.mkdir(parents=True)
-    alone = run(*check, "--jobs", "1", cwd=folders[0], seed=1)
+    alone = written(*check, "--jobs", "1", cwd=folders[0], seed=1)
     with a_busy_machine():
-        busy = run(*check, "--jobs", "2", cwd=folders[1], seed=2)
+        busy = written(*check, "--jobs", "2", cwd=folders[1], seed=2)
     report = json.loads(alone)
     assert without_volatile(busy) == without_volatile(alone)
     assert [len(program["counts"]) for program in report["programs"]] == [5] * 2
@@ -176,8 +171,8 @@ def test_a_program_is_compiled_and_reported_alike(tmp_path: Path) -> None:
     for index, folder in enumerate(folders, start=1):
         paths.append(tmp_path / f"{index}.json")
         shard = ("--shard", f"{index}/2", "--timings", tmp_path / "timings.json")
-        paths[-1].write_text(run(*check, *shard, cwd=folder, seed=index))
+        paths[-1].write_text(written(*check, *shard, cwd=folder, seed=index))
     sizes = [len(json.loads(path.read_text())["programs"]) for path in paths]
     assert sizes == [1, 1]
-    merged = run("merge", *paths, "--no-config", "--format", "json", cwd=tmp_path, seed=3)
+    merged = written("merge", *paths, "--no-config", "--format", "json", cwd=tmp_path, seed=3)
     assert without_volatile(merged) == without_volatile(alone)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
+import command_line
 from hlo_audit.compiler import available_platform
 from hlo_audit.diff import Diff, diff_subjects
 from hlo_audit.errors import HloAuditError, UsageError
@@ -54,15 +55,7 @@ def validated(found: Diff) -> dict[str, Any]:
     return dict(data)
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hlo_audit", "diff", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
-        timeout=300,
-        check=False,
-    )
+run = partial(command_line.run, "diff", columns=100)
 
 
 # -- the LM head at its own sizes

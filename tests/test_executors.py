@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 import hlo_audit
+from command_line import PATIENCE_SECONDS, assert_refused, is_running, run, start, wait_until
 from hlo_audit.cache import Cache
 from hlo_audit.compiling import Compiling
 from hlo_audit.dask_cluster import connected
@@ -39,9 +39,6 @@ from hlo_audit.run import audit_subjects
 
 PROGRAMS = Path(__file__).parent / "programs"
 
-PATIENCE_SECONDS = 60.0
-"""How long a test waits for something that takes a moment on a busy machine."""
-
 
 def a_program(build: str = "matmul.py:build", **changes: Any) -> Lowering:
     """A tiny program for two CPU devices, named as from the folder of the programs."""
@@ -56,22 +53,6 @@ def a_program(build: str = "matmul.py:build", **changes: Any) -> Lowering:
         topology="2",
     )
     return dataclasses.replace(lowering, **changes)
-
-
-def wait_until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-    return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        # A zombie is at an end.
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -249,20 +230,10 @@ def test_dask_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         pass
 
 
-def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hlo_audit", "check", "--no-config", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, **options
-    )
-
-
 @pytest.mark.parametrize("address", ["", "nonsense", "foo://bar:1"])
 def test_an_address_that_is_none_is_refused_in_a_line(address: str) -> None:
-    done = run("matmul.py:build", "--mesh", "data=2", "--platform", "cpu", "--dask", address)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("hlo-audit: error: ")
-    assert "dask" in line
+    check = ("check", "matmul.py:build", "--mesh", "data=2", "--platform", "cpu", "--no-config")
+    assert_refused(run(*check, "--dask", address), "dask")
 
 
 def test_what_does_not_go_with_dask_is_refused() -> None:
@@ -270,10 +241,8 @@ def test_what_does_not_go_with_dask_is_refused() -> None:
         (("--jobs", "2"), "--jobs is for this machine"),
         (("--against", "HEAD"), "do not have the code of a revision"),
     ):
-        done = run("matmul.py:build", "--mesh", "data=2", "--dask", "tcp://127.0.0.1:1", *options)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
-        assert words in line
+        check = ("check", "matmul.py:build", "--mesh", "data=2", "--no-config")
+        assert_refused(run(*check, "--dask", "tcp://127.0.0.1:1", *options), words)
 
 
 # -- threads and processes of this machine
@@ -389,14 +358,8 @@ def test_a_worker_that_is_killed_loses_nothing(cluster: Cluster, tmp_path: Path)
         f'  "{PROGRAMS}/matmul.py:build",\n  "{PROGRAMS}/faulty.py:aborts",\n'
         f'  "{PROGRAMS}/faulty.py:healthy",\n]\n'
     )
-    check = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "hlo_audit", "check", "--config", str(config), "--no-cache"),
-            *("--dask", cluster.address, "--format", "json"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    check = start(
+        *("check", "--config", config, "--no-cache", "--dask", cluster.address, "--format", "json")
     )
     compiler, worker = map(int, wait_until(lambda: seen.exists() and seen.read_text()).split())
     assert worker in [one.pid for one in workers]
@@ -438,15 +401,9 @@ def test_a_program_that_kills_its_workers_is_given_up(
 def test_a_scheduler_that_dies_is_one_error(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start_worker()
     seen = tmp_path / "seen"
-    check = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "hlo_audit", "check", "waits.py:build", "--no-config", "-q"),
-            *("--mesh", "data=2", "--platform", "cpu", "--set", f"seen={seen}", "--no-cache"),
-            *("--dask", cluster.address),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    check = start(
+        *("check", "waits.py:build", "--no-config", "-q", "--mesh", "data=2", "--platform", "cpu"),
+        *("--set", f"seen={seen}", "--no-cache", "--dask", cluster.address),
     )
     wait_until(lambda: seen.exists() and seen.read_text())
     cluster.scheduler.kill()

@@ -8,10 +8,9 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -25,6 +24,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich.console import Console
 
+import command_line
 from hlo_audit import __version__
 from hlo_audit.cli import cli
 from hlo_audit.cost import Cost, Traffic
@@ -166,17 +166,7 @@ def explicit_dump(dumps: Callable[[str], Path]) -> Path:
     return dumps("lm_head_versions") / "jax-0.12.0-explicit"
 
 
-def run(*arguments: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", **kwargs.pop("env", {})}
-    return subprocess.run(
-        [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        check=False,
-        **kwargs,
-    )
+run = partial(command_line.run, columns=80)
 
 
 def sarif_run(text: str) -> dict[str, Any]:

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from command_line import start
 
 pytestmark = pytest.mark.slow
 
@@ -25,51 +27,28 @@ NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 
 
-class Run:
-    """A run of the command line, in a session of its own so that what it leaves can be found."""
+def end(run: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    out, err = run.communicate(timeout=120)
+    return run.returncode, out, err
 
-    def __init__(
-        self,
-        *arguments: object,
-        cwd: Path,
-        env: Mapping[str, str | None] | None = None,
-        user: int | None = None,
-    ) -> None:
-        changed = {"COLUMNS": "200", "NO_COLOR": "1", **(env or {})}
-        environment = {**os.environ, **changed}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-            env={name: value for name, value in environment.items() if value is not None},
-            start_new_session=True,
-            user=user,
-            extra_groups=[] if user is not None else None,
-        )
 
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error."""
-        out, err = self.process.communicate(timeout=120)
-        return self.process.returncode, out, err
+def left(run: subprocess.Popen[str]) -> list[str]:
+    """The command lines of its processes that are still there, after a moment's grace."""
+    deadline = time.monotonic() + 5
+    while (found := list(alive(run.pid))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
-    @property
-    def left(self) -> list[str]:
-        """The command lines of its processes that are still there, after a moment's grace."""
-        deadline = time.monotonic() + 5
-        while (left := list(self._alive())) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return left
 
-    def _alive(self) -> Iterator[str]:
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-                if session == str(self.process.pid) and state != "Z":
-                    yield (folder / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
+def alive(session: int) -> Iterator[str]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, its = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if its == str(session) and state != "Z":
+                yield (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
 
 
 def functions(*names: str) -> list[str]:
@@ -87,12 +66,12 @@ def functions(*names: str) -> list[str]:
 def test_a_compiler_that_ends_takes_no_other_program_with_it(
     tmp_path: Path, name: str, options: tuple[str, ...], words: str
 ) -> None:
-    run = Run(
+    run = start(
         *("check", *functions(name, "works"), *COMPILE, *options, "--no-cache", "-q"),
         *("--format", "json"),
         cwd=tmp_path,
     )
-    code, out, err = run.end()
+    code, out, err = end(run)
     assert code == 3
     (line, *log) = err.splitlines()
     assert words in line
@@ -100,7 +79,7 @@ def test_a_compiler_that_ends_takes_no_other_program_with_it(
     failed, audited = json.loads(out)["programs"]
     assert words in failed["error"]["message"]
     assert audited["counts"]["HLA002"] == 0
-    assert run.left == []
+    assert left(run) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,20 +88,20 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     report.write_text("old")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    run = Run(
+    run = start(
         *("check", *functions("works", "hangs"), *COMPILE, "--no-cache", "--output", report),
         *("--format", "json"),
         cwd=tmp_path,
         env={"TMPDIR": str(temporary)},
     )
-    assert run.process.stderr is not None
-    assert "compiled" in run.process.stderr.readline()  # the other one hangs
-    run.process.send_signal(signal.SIGINT)
-    code, out, err = run.end()
+    assert run.stderr is not None
+    assert "compiled" in run.stderr.readline()  # the other one hangs
+    run.send_signal(signal.SIGINT)
+    code, out, err = end(run)
     assert code == 130, err
     assert out == ""
     assert "Traceback" not in err
-    assert run.left == []
+    assert left(run) == []
     assert report.read_text() == "old"
     assert list(temporary.iterdir()) == []
 
@@ -130,17 +109,17 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 def test_a_libtpu_that_is_none_fails_the_programs_for_tpu_alone(tmp_path: Path) -> None:
     library = tmp_path / "libtpu.so"
     library.write_bytes(b"no library")
-    run = Run(
+    run = start(
         *("check", *functions("works"), "--mesh", "x=-1", "--platform", "tpu", "--no-cache"),
         *("--mode", "auto", "-q"),
         cwd=tmp_path,
         env={"TPU_LIBRARY_PATH": str(library)},
     )
-    code, _, err = run.end()
+    code, _, err = end(run)
     assert code in (2, 3)
     assert "libtpu" in err.splitlines()[0]
     assert "Traceback" not in err
-    assert run.left == []
+    assert left(run) == []
 
 
 # -- disks
@@ -159,17 +138,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_for_dumps_is_an_error_of_the_program(tmp_path: Path, small_disk: Path) -> None:
-    run = Run(
+    run = start(
         *("check", *functions("works"), *COMPILE, "--no-cache", "-q"),
         cwd=tmp_path,
         env={"TMPDIR": str(small_disk)},
     )
-    code, _, err = run.end()
+    code, _, err = end(run)
     assert code == 3
     program = f"{functions('works')[0]}/auto"
     said = "the dump cannot be completed: No space left on device"
     assert err == f"hlo-audit: error: {program}: {said}\n"
-    assert run.left == []
+    assert left(run) == []
     assert list(small_disk.iterdir()) == []
 
 
@@ -177,12 +156,12 @@ def test_a_full_disk_for_dumps_leaves_the_cache_right(tmp_path: Path, small_disk
     cache = tmp_path / "cache"
     program = (*functions("works"), *COMPILE, "-q", "--cache-dir", cache)
     onto_full = ("lower", *program, "--output", small_disk / "dumps")
-    assert Run(*onto_full, cwd=tmp_path).end()[0] == 3
+    assert end(start(*onto_full, cwd=tmp_path))[0] == 3
     assert not list(cache.rglob("*.zip"))  # nothing cut short is kept
-    assert Run("check", *program, cwd=tmp_path).end()[0] == 0
+    assert end(start("check", *program, cwd=tmp_path))[0] == 0
     (entry,) = cache.rglob("*.zip")
     (small_disk / "filler").write_bytes(bytes(80 << 10))
-    code, _, err = Run(*onto_full, cwd=tmp_path).end()
+    code, _, err = end(start(*onto_full, cwd=tmp_path))
     assert code == 3
     assert "the dump cannot be completed: No space left on device" in err
     assert entry.exists()  # what is whole is no less so where it cannot be unpacked
@@ -195,8 +174,8 @@ def test_a_full_disk_for_the_cache_only_costs_the_next_compile(
     (small_disk / "filler").write_bytes(bytes(100 << 10))
     command = ("check", *functions("works"), *COMPILE, "-q", "--cache-dir", small_disk / "cache")
     for _ in range(2):
-        run = Run(*command, cwd=tmp_path)
-        code, _, err = run.end()
+        run = start(*command, cwd=tmp_path)
+        code, _, err = end(run)
         assert (code, err) == (0, "")
     assert not list(small_disk.rglob("*.zip"))
 
@@ -204,11 +183,11 @@ def test_a_full_disk_for_the_cache_only_costs_the_next_compile(
 def test_a_cache_that_may_not_be_written_is_none(tmp_path: Path, small_disk: Path) -> None:
     (small_disk / "cache").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    run = Run(
+    run = start(
         *("check", *functions("works"), *COMPILE, "-q", "--cache-dir", small_disk / "cache"),
         cwd=tmp_path,
     )
-    code, _, err = run.end()
+    code, _, err = end(run)
     assert (code, err) == (0, "")
 
 
@@ -226,7 +205,7 @@ def test_a_full_disk_for_the_output_leaves_what_was_there(
     }
     arguments = commands[command]
     if command == "baseline":
-        assert Run(*arguments, cwd=tmp_path).end()[0] == 0
+        assert end(start(*arguments, cwd=tmp_path))[0] == 0
     elif command == "report":
         target.write_text("old")
     before = target.read_text() if target.exists() else None
@@ -235,8 +214,8 @@ def test_a_full_disk_for_the_output_leaves_what_was_there(
     if command != "lower":
         free = shutil.disk_usage(small_disk).free
         (small_disk / "filler").write_bytes(bytes(free))
-    run = Run(*arguments, cwd=tmp_path)
-    code, _, err = run.end()
+    run = start(*arguments, cwd=tmp_path)
+    code, _, err = end(run)
     assert code in (2, 3), err
     assert "No space left on device" in err
     assert "Traceback" not in err
@@ -264,13 +243,13 @@ def test_a_user_without_a_home_is_served(open_folder: Path) -> None:
         subprocess.run([sys.executable, "-c", "import hlo_audit, jax"], user=NOBODY, check=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this Python is not for other users to run")
-    run = Run(
+    run = start(
         *("check", "hardships.py:works", *COMPILE, "-q"),
         cwd=open_folder,
         env={"HOME": None, "XDG_CACHE_HOME": None, "HLO_AUDIT_CACHE_DIR": None},
         user=NOBODY,
     )
-    code, _, err = run.end()
+    code, _, err = end(run)
     assert (code, err) == (0, "")
 
 
@@ -280,9 +259,9 @@ def test_a_user_without_a_home_is_served(open_folder: Path) -> None:
 def test_two_runs_at_once_share_the_cache_and_the_report(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     command = ("check", *functions("works"), *COMPILE, "-q", "--cache-dir", tmp_path / "cache")
-    runs = [Run(*command, "--format", "json", "--output", report, cwd=tmp_path) for _ in range(3)]
-    assert [run.end()[0] for run in runs] == [0, 0, 0]
+    runs = [start(*command, "--format", "json", "--output", report, cwd=tmp_path) for _ in range(3)]
+    assert [end(run)[0] for run in runs] == [0, 0, 0]
     assert json.loads(report.read_text())["programs"][0]["counts"]["HLA002"] == 0
-    assert [run.left for run in runs] == [[], [], []]
+    assert [left(run) for run in runs] == [[], [], []]
     assert len(list((tmp_path / "cache").rglob("*.zip"))) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", "cache"}

@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+import command_line
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.cli import cli
 from hlo_audit.compiler import available_platform
@@ -754,17 +755,6 @@ def test_layouts_agree_bit_for_bit_where_no_sum_rounds(proven: dict[str, Any]) -
 # The command
 
 
-def run_prove(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hlo_audit", "prove", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-        timeout=300,
-        check=False,
-    )
-
-
 SMALL = [f"--set={name}={size}" for name, size in (("embed", 64), ("vocab", 256), ("seq", 16))]
 
 
@@ -773,7 +763,7 @@ SMALL = [f"--set={name}={size}" for name, size in (("embed", 64), ("vocab", 256)
 def test_on_cpu_fixes_are_measured_and_none_is_best(tmp_path: Path) -> None:
     path = tmp_path / "proofs.json"
     how = ("--platform", "cpu", "--mode", "explicit", "--format", "json", "--output", str(path))
-    result = run_prove("HLA001", "lm-head", *how, *SMALL)
+    result = command_line.run("prove", "HLA001", "lm-head", *how, *SMALL)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     assert "jit" not in result.stderr
     data = json.loads(path.read_text())
@@ -816,7 +806,7 @@ def test_a_fix_that_fails_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], words: list[str]) -> None:
-    result = run_prove(*arguments, "--quiet")
+    result = command_line.run("prove", *arguments, "--quiet")
     assert (result.returncode, result.stdout) == (2, ""), result
     (line,) = result.stderr.splitlines()
     assert line.startswith("hlo-audit: error: ")

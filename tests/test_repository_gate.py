@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import run
 from hlo_audit.compiler import available_platform
 
 pytestmark = [
@@ -68,6 +69,7 @@ topologies = ["v5p:2x2x1"]
 """
 
 TEST = """\
+from command_line import run
 import pytest
 
 import train
@@ -97,7 +99,7 @@ class Repository:
         )
 
     def audit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run(sys.executable, "-m", "hlo_audit", "check", *arguments)
+        return run("check", *arguments, cwd=self.folder)
 
     def commit(self, message: str, **files: str) -> None:
         for name, text in files.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import is_running, run, wait_until
 from hlo_audit import serialised
 from hlo_audit.dump import read_module
 from hlo_audit.errors import DumpError
@@ -153,25 +153,7 @@ if sys.argv[2] == "killed":
 
 @pytest.mark.parametrize("how", ["killed", "well"])
 def test_it_ends_with_the_process_that_started_it(path: Path, how: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", READ_AND_DIE, str(path), how],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    ended = run(path, how, command=(sys.executable, "-c", READ_AND_DIE), most_seconds=60)
     assert ended.stderr == ""
     pid = int(ended.stdout)
-    deadline = time.monotonic() + 20
-    while is_running(pid):
-        assert time.monotonic() < deadline, "the process was left behind"
-        time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f"/proc/{pid}/stat")  # a zombie of a container without an init is dead, too
-    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+    wait_until(lambda: not is_running(pid))

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command_line import assert_refused, run
 from hlo_audit import shard as shards
 from hlo_audit.errors import UsageError
 from hlo_audit.manifest import Manifest, write_manifest
@@ -74,19 +75,6 @@ def state(p, q):
         sin(q).T,
     )
 """
-
-
-def run(*arguments: str | Path, cwd: Path, stdin: Any = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hlo_audit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        stdin=stdin,
-        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
-        timeout=300,
-        check=False,
-    )
 
 
 def a_lowering(**changes: Any) -> Lowering:
@@ -541,15 +529,6 @@ def edited(path: Path, into: Path, change: Callable[[dict[str, Any]], Any]) -> P
     target = into / path.name
     target.write_text(json.dumps(data))
     return target
-
-
-def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("hlo-audit: error: ")
-    for word in words:
-        assert word in line
-    assert done.stdout == ""
 
 
 def test_a_shard_that_is_missing_or_doubled_is_refused(

@@ -8,14 +8,15 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command_line
 from hlo_audit.cache import Cache, default_folder
 from hlo_audit.compiler import compile_environment
 from hlo_audit.compiling import Compiling
@@ -346,16 +347,9 @@ def test_no_line_of_ours_or_of_jax_is_shown(told: dict[str, HloAuditError]) -> N
 # --- what goes right ----------------------------------------------------------------------------
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        # As the console script: the working directory is not on the path.
-        [sys.executable, "-P", "-c", "from hlo_audit.cli import main; main()", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=cwd,
-    )
+# As the console script: the working directory is not on the path.
+SCRIPT = (sys.executable, "-P", "-c", "from hlo_audit.cli import main; main()")
+run = partial(command_line.run, command=SCRIPT)
 
 
 @pytest.mark.slow
