@@ -7,7 +7,6 @@ the same options. A path is a dump, an HLO file, or a report that ``--format jso
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -19,15 +18,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from hlo_audit.baseline import Baseline, Entry, entry_from_json, entry_of
+from hlo_audit.baseline import Baseline, Entry, entry_of, entry_of_json
 from hlo_audit.ending_signals import ended_by_signals, signals_ignored
 from hlo_audit.errors import HloAuditError, UsageError
-from hlo_audit.own_json import kind_of
+from hlo_audit.own_json import MOST_REPORT_BYTES, Value, kind_of, parse
 from hlo_audit.program import Lowering, Subject
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.whole_file import read_text_within
-
-_MOST_REPORT_BYTES = 1 << 30
 
 # What git sets for its hooks, and would take for the worktree's own.
 _OF_THIS_CHECKOUT = frozenset(
@@ -208,16 +205,16 @@ def read_report(path: Path) -> Baseline:
         UsageError: for a file that is none.
     """
     try:
-        data = json.loads(read_text_within(path, _MOST_REPORT_BYTES))
+        data = parse(read_text_within(path, MOST_REPORT_BYTES)).value
         if kind_of(data) == "a baseline":
             raise UsageError(f"{path} is a baseline, not a report", hint="give it by --baseline")
         programs = data["programs"]
         entries = tuple(
-            entry_from_json(_as_entry(program), f"programs[{number}]")
+            entry_of_json(Value(_as_entry(program), f"programs[{number}]"))
             for number, program in enumerate(programs)
             if "error" not in program
         )
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error)[:200] if isinstance(error, ValueError) else type(error).__name__
         raise UsageError(
             f"{path} is no report of hlo-audit: {reason}", hint="--format json writes one"

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hlo_audit._version import __version__
 from hlo_audit.errors import HloAuditError
 from hlo_audit.manifest import Setting
-from hlo_audit.own_json import kind_of
+from hlo_audit.own_json import Value, kind_of, parse
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.whole_file import read_text_within, write_text
 
@@ -228,16 +228,16 @@ def read_baseline(path: Path) -> Baseline:
             hint="take either side, then run with --update-baseline",
         )
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
-        if kind_of(data) == "a report":
+        top = parse(text)
+        if kind_of(top.value) == "a report":
             raise BaselineError(f"{path} is a report, not a baseline", hint="give it by --against")
-        return Baseline(str(path), _entries(data))
+        return Baseline(str(path), _entries(top))
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}:{error.colno}"
         raise BaselineError(
             f"{where}: the baseline is damaged: {error.msg}", hint=_MAKE_ANEW
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         reason = str(error)[:200]
         raise BaselineError(f"{path} is no baseline: {reason}", hint=_MAKE_ANEW) from None
 
@@ -307,91 +307,49 @@ def _line(value: Any) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+def _entries(top: Value) -> tuple[Entry, ...]:
+    top.refuse_other_version(SCHEMA_VERSION)
+    return tuple(map(entry_of_json, top["entries"].items()))
 
 
-def _entries(data: object) -> tuple[Entry, ...]:
-    top = _object("it", data)
-    version = top.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise ValueError(f"schema_version is {version!r}, not {SCHEMA_VERSION}")
-    return tuple(
-        entry_from_json(item, f"entries[{number}]")
-        for number, item in enumerate(_list("entries", top.get("entries")))
-    )
-
-
-def entry_from_json(data: object, where: str) -> Entry:
-    """The entry that ``data`` holds.
+def entry_of_json(value: Value) -> Entry:
+    """The entry that a file holds.
 
     Raises:
         ValueError: says what is missing or of the wrong type.
     """
-    item = _object(where, data)
-    optional = {
-        name: _typed(f"{where}.{name}", item.get(name), str, type(None))
-        for name in ("mode", "layout", "platform", "topology", "module")
-    }
-    counts = _values(where, item, "counts", int, type(None))
-    findings = tuple(
-        _known_finding(f"{where}.findings[{number}]", finding)
-        for number, finding in enumerate(_list(f"{where}.findings", item.get("findings")))
-    )
+    counts = {rule: count.count_or_none() for rule, count in value["counts"].mapping().items()}
     entry = Entry(
-        program=_typed(f"{where}.program", item.get("program"), str),
-        **optional,
-        mesh=_values(where, item, "mesh", int),
-        settings=_values(where, item, "settings", int, float, bool, str),
-        xla_flags=_values(where, item, "xla_flags", str),
-        versions=_values(where, item, "versions", str),
+        program=value["program"].text(),
+        mode=value.get("mode").text_or_none(),
+        layout=value.get("layout").text_or_none(),
+        platform=value.get("platform").text_or_none(),
+        topology=value.get("topology").text_or_none(),
+        module=value.get("module").text_or_none(),
+        mesh=value["mesh"].integers(),
+        settings=value["settings"].settings(),
+        xla_flags=value["xla_flags"].texts(),
+        versions=value["versions"].texts(),
         counts=counts,
-        findings=findings,
+        findings=tuple(map(_known_finding, value["findings"].items())),
     )
     for rule, count in counts.items():
         found = entry.fingerprints(rule).total()
         if found != (count or 0):
-            raise ValueError(f"{where}.counts.{rule} is {count}, and it lists {found} findings")
-    if unknown := {finding.rule for finding in findings} - counts.keys():
-        raise ValueError(f"{where} lists findings of {min(unknown)}, which it does not count")
+            value["counts"][rule].refuse(f"is {count}, and it lists {found} findings")
+    if unknown := {finding.rule for finding in entry.findings} - counts.keys():
+        value.refuse(f"lists findings of {min(unknown)}, which it does not count")
     return entry
 
 
-def _known_finding(where: str, data: object) -> KnownFinding:
-    item = _object(where, data)
-    count = _typed(f"{where}.count", item.get("count"), int)
-    if count < 1:
-        raise ValueError(f"{where}.count is {count}")
+def _known_finding(value: Value) -> KnownFinding:
     return KnownFinding(
-        rule=_typed(f"{where}.rule", item.get("rule"), str),
-        fingerprint=_typed(f"{where}.fingerprint", item.get("fingerprint"), str),
-        count=count,
-        bytes=_typed(f"{where}.bytes", item.get("bytes"), int, type(None)),
-        message=_typed(f"{where}.message", item.get("message", ""), str),
+        rule=value["rule"].text(),
+        fingerprint=value["fingerprint"].text(),
+        count=value["count"].integer(least=1),
+        bytes=value.get("bytes").count_or_none(),
+        message=value.get("message").text_or_none() or "",
     )
-
-
-def _object(where: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is no object")
-    return value
-
-
-def _list(where: str, value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{where} is no list")
-    return value
-
-
-def _values(where: str, item: Mapping[str, Any], name: str, *kinds: type) -> dict[str, Any]:
-    values = _object(f"{where}.{name}", item.get(name))
-    return {key: _typed(f"{where}.{name}.{key}", value, *kinds) for key, value in values.items()}
-
-
-def _typed(where: str, value: Any, *kinds: type) -> Any:
-    if type(value) not in kinds:
-        raise ValueError(f"{where} is {repr(value)[:40]}")
-    return value
 
 
 # -- updating it

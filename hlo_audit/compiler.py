@@ -30,13 +30,13 @@ from typing import Any
 from hlo_audit.cache import Cache
 from hlo_audit.compile_worker import GRACE_SECONDS, Job, Stage, is_ours
 from hlo_audit.dump import parse_file_name
-from hlo_audit.ending_signals import ended_by_signals, signals_held, signals_ignored
+from hlo_audit.ending_signals import ended_by_signals, signal_name, signals_held, signals_ignored
 from hlo_audit.errors import (
     CompileError,
-    DumpError,
     HloAuditError,
     RefusedReshapeError,
     UsageError,
+    error_of_kind,
 )
 from hlo_audit.manifest import Manifest, write_manifest
 from hlo_audit.program import Lowering, Platform
@@ -63,10 +63,6 @@ _AT_WORK: Mapping[Stage, str] = {
     "topology": "the compiler",
     "build": "the tracing of the program",
     "compile": "the compiler",
-}
-
-_ERROR_KINDS: Mapping[str, type[HloAuditError]] = {
-    kind.kind: kind for kind in (HloAuditError, UsageError, DumpError, CompileError)
 }
 
 
@@ -635,8 +631,7 @@ def _error_from_json(data: Mapping[str, Any]) -> HloAuditError:
             hint=hint,
             log=log,
         )
-    kind = _ERROR_KINDS.get(data["kind"], HloAuditError)
-    return kind(message, hint=hint, log=log)
+    return error_of_kind(data["kind"], message, hint=hint, log=log)
 
 
 def _end(worker: _Worker) -> None:
@@ -660,10 +655,9 @@ def _crash(worker: _Worker, on: Platform) -> CompileError:
         )
     if code >= 0:
         return CompileError(f"{subject} ended the process with exit code {code}", log=log)
-    name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
     compiling_for_tpu = on == "tpu" and worker.stage in ("topology", "compile")
     return CompileError(
-        f"{subject} crashed with {name}{_failed_check(log)}",
+        f"{subject} crashed with {signal_name(-code)}{_failed_check(log)}",
         hint='libtpu must be the one jax was released with: pip install "jax[tpu]"'
         if compiling_for_tpu
         else None,

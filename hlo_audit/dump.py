@@ -27,6 +27,7 @@ from hlo_audit.hlo import Memo, Module, parse_module
 from hlo_audit.manifest import Manifest, read_manifest
 from hlo_audit.own_json import kind_of_text
 from hlo_audit.serialised import text_of_proto
+from hlo_audit.whole_file import read_up_to
 
 if TYPE_CHECKING:
     import pandas
@@ -52,7 +53,6 @@ highest level), a proto to a fifth; a bomb to a thousandth."""
 UNPACKED_BYTES_ALLOWED = 64 << 20
 """What any ``.gz`` file may hold, however small it is."""
 
-_READ_BYTES = 1 << 20
 
 _FILE = re.compile(r"(?:(?P<timestamp>\d+)\.)?module_(?P<number>\d{4,})(?P<rest>\..*)")
 _PASS = re.compile(
@@ -397,7 +397,7 @@ def read_module(path: Path, memo: Memo | None = None) -> Module:
     if str(path) == "-":
         if sys.stdin is None:
             raise DumpError("standard input is closed")
-        given = _read_up_to(sys.stdin.buffer, MAX_MODULE_BYTES + 1, first_bytes=_READ_BYTES)
+        given = read_up_to(sys.stdin.buffer.read, MAX_MODULE_BYTES + 1)
         if len(given) > MAX_MODULE_BYTES:
             raise DumpError(f"standard input holds more than {MAX_MODULE_BYTES >> 30} GiB")
         text = given.decode("utf-8", errors="replace")
@@ -436,7 +436,7 @@ def _read_bytes(path: Path) -> bytes:
             unpacked_bytes = max(UNPACKED_BYTES_ALLOWED, MAX_UNPACKED_TIMES * status.st_size)
             most_bytes = min(most_bytes, unpacked_bytes)
         with _open(path) as file:
-            data = _read_up_to(file, most_bytes + 1, first_bytes=status.st_size + 1)
+            data = read_up_to(file.read, most_bytes + 1, first_bytes=status.st_size + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DumpError(f"cannot read {path}: {reason}") from None
@@ -448,18 +448,6 @@ def _read_bytes(path: Path) -> bytes:
             hint="if it is HLO all the same, unpack it first: gzip -d",
         )
     return data
-
-
-def _read_up_to(file: BinaryIO | gzip.GzipFile, most_bytes: int, *, first_bytes: int) -> bytes:
-    """Read ``most_bytes`` at the most, ``first_bytes`` of them at once: Python takes memory for all
-    that it is asked to read, whether that is there or not."""
-    parts = []
-    size = first_bytes
-    while most_bytes > 0 and (part := file.read(min(size, most_bytes))):
-        parts.append(part)
-        most_bytes -= len(part)
-        size = _READ_BYTES
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:

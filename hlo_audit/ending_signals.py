@@ -1,4 +1,4 @@
-"""Signals that would end this process at once: let it clean up before."""
+"""Signals that would end this process at once: let it clean up before; and the names of all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def signal_name(number: int) -> str:
+    """Such as ``SIGSEGV``; ``signal 40`` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @contextlib.contextmanager

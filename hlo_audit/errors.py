@@ -41,15 +41,7 @@ class HloAuditError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception is made anew from its positional arguments, which is not how these are made.
-        return _made_anew, (type(self), self.args, self.__dict__)
-
-
-def _made_anew(
-    kind: type[HloAuditError], arguments: tuple[Any, ...], attributes: dict[str, Any]
-) -> HloAuditError:
-    error = kind.__new__(kind, *arguments)
-    error.__dict__.update(attributes)
-    return error
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class UsageError(HloAuditError):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hlo_audit.errors import DumpError
+from hlo_audit.own_json import Value, parse
 
 MANIFEST_NAME = "hlo-audit.json"
 
@@ -78,26 +78,23 @@ class Manifest:
         Raises:
             ValueError: says which key is missing or has a value of the wrong type.
         """
-        if not isinstance(data, dict):
-            raise ValueError("it is not a JSON object")
-        version = data.get("schema_version")
-        if version != SCHEMA_VERSION or isinstance(version, bool):
-            raise ValueError(f"schema_version is {version!r}, not {SCHEMA_VERSION}")
+        top = Value(data)
+        top.refuse_other_version(SCHEMA_VERSION)
         return cls(
-            program=_field(data, "program", str),
-            mode=_one_of(data, "mode", ("auto", "explicit")),
-            layout=None if data.get("layout") is None else _field(data, "layout", str),
-            platform=_one_of(data, "platform", ("tpu", "cpu")),
-            topology=_field(data, "topology", str),
-            mesh=_mapping(data, "mesh", int),
-            settings=_mapping(data, "settings", bool, int, float, str),
-            xla_flags=_mapping(data, "xla_flags", str),
-            versions=_mapping(data, "versions", str, type(None)),
-            module=_field(data, "module", str),
-            devices=_field(data, "devices", int),
-            lower_seconds=float(_field(data, "lower_seconds", int, float)),
-            compile_seconds=float(_field(data, "compile_seconds", int, float)),
-            digest=_field(data, "digest", str),
+            program=top["program"].text(),
+            mode=top["mode"].one_of(("auto", "explicit")),
+            layout=top.get("layout").text_or_none(),
+            platform=top["platform"].one_of(("tpu", "cpu")),
+            topology=top["topology"].text(),
+            mesh=top["mesh"].integers(),
+            settings=top["settings"].settings(),
+            xla_flags=top["xla_flags"].texts(),
+            versions=top["versions"].texts_or_none(),
+            module=top["module"].text(),
+            devices=top["devices"].integer(),
+            lower_seconds=top["lower_seconds"].seconds(),
+            compile_seconds=top["compile_seconds"].seconds(),
+            digest=top["digest"].text(),
         )
 
 
@@ -113,11 +110,10 @@ def read_manifest(folder: Path) -> Manifest | None:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
             raise ValueError("it is no file of a reasonable size")
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-        return Manifest.from_json(data)
+        return Manifest.from_json(parse(path.read_text(encoding="utf-8")).value)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DumpError(
             f"{path} is no manifest: {str(error)[:200]}",
             hint="take the file away to audit the dump without it, or compile the program again",
@@ -128,35 +124,3 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
     """Write ``manifest`` into the dump ``folder``."""
     text = json.dumps(manifest.to_json(), indent=2) + "\n"
     (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
-
-
-def _field(data: Mapping[str, Any], name: str, *kinds: type) -> Any:
-    if name not in data:
-        raise ValueError(f"it has no {name!r}")
-    return _checked(name, data[name], kinds)
-
-
-def _one_of(data: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
-    value = _field(data, name, str)
-    if value not in known:
-        raise ValueError(f"{name} is {value[:40]!r}, not one of {', '.join(known)}")
-    return str(value)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
-def _mapping(data: Mapping[str, Any], name: str, *kinds: type) -> dict[str, Any]:
-    items = _field(data, name, dict).items()
-    return {key: _checked(f"{name}.{key}", value, kinds) for key, value in items}
-
-
-def _checked(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
-    # By exact type: a bool is an int to isinstance.
-    if type(value) not in kinds:
-        expected = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{name} is {repr(value)[:80]}, not of type {expected}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} is {value}")
-    return value

@@ -27,6 +27,7 @@ from hlo_audit.compiler import (
     START_TIMEOUT_SECONDS,
     worker_environment,
 )
+from hlo_audit.ending_signals import signal_name
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.numerics_worker import Comparison, Difference
 
@@ -168,8 +169,7 @@ def _compared(comparison: Comparison, answer: Mapping[str, Any]) -> Compared:
 def _crash(code: int, log: tuple[str, ...]) -> CompileError:
     if code >= 0:
         return CompileError(f"the run ended the process with exit code {code}", log=log)
-    name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
-    return CompileError(f"the run crashed with {name}", log=log)
+    return CompileError(f"the run crashed with {signal_name(-code)}", log=log)
 
 
 def _tail(log: IO[bytes]) -> tuple[str, ...]:

@@ -12,14 +12,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    wait,
-)
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,9 +31,6 @@ from hlo_audit.program_audit import (
     described_by,
 )
 from hlo_audit.rule import Rule
-
-_WAKE_SECONDS = 1.0
-"""How long to wait for tasks at a time: signals are handled in between."""
 
 
 def audit_outcome(
@@ -178,10 +168,9 @@ def audit_through(
             # The boundary to an engine that is not ours: it may raise anything.
             except Exception as error:
                 on_done(lowering, *_failed(lowering, _as_audit_error(error)))
-        while waiting:
-            for future in wait(waiting, _WAKE_SECONDS, FIRST_COMPLETED).done:
-                lowering = waiting.pop(future)
-                on_done(lowering, *_answer_of(future, lowering, rules))
+        for future in as_completed(list(waiting)):
+            lowering = waiting.pop(future)
+            on_done(lowering, *_answer_of(future, lowering, rules))
     finally:
         for future in waiting:
             future.cancel()

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from hlo_audit.ending_signals import signal_name
 from hlo_audit.errors import DumpError
 
 _WORKER = Path(__file__).with_name("serialised_worker.py")
@@ -158,8 +159,7 @@ class _Reader:
             return "it does not come to an end"
         if code >= 0:
             return f"it ended with exit code {code}"
-        name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
-        return f"it crashed with {name}"
+        return f"it crashed with {signal_name(-code)}"
 
     def close(self) -> None:
         """End the process, at once where it is at work."""

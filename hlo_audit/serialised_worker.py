@@ -24,6 +24,7 @@ def main() -> None:
     os.dup2(null, 2)
     _limit(resource.RLIMIT_CORE, 0)
     requests = sys.stdin.buffer
+    hlo_module = _hlo_module()  # before the limits: they are for what the protos take
     try:
         while line := requests.readline():
             request = json.loads(line)
@@ -31,7 +32,7 @@ def main() -> None:
             _limit(resource.RLIMIT_DATA, request["memory_bytes"])
             # It ends a hang, even where the parent was killed and cannot.
             _limit(resource.RLIMIT_CPU, int(sum(os.times()[:2])) + request["cpu_seconds"])
-            _answer(answers, data)
+            _answer(answers, hlo_module, data)
     except (KeyboardInterrupt, BrokenPipeError):
         # Of the parent, who has been told too. What is still in the buffer is not wanted.
         os._exit(0)
@@ -43,14 +44,28 @@ def _limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _answer(answers: BinaryIO, data: bytes) -> None:
+def _hlo_module() -> Any:
+    """XLA's type of modules; ``None`` without jaxlib."""
+    try:
+        try:
+            from jaxlib._hlo import HloModule
+        except ImportError:  # jaxlib before 0.8
+            from jaxlib._jax import HloModule
+    except ImportError:
+        return None
+    return HloModule
+
+
+def _answer(answers: BinaryIO, hlo_module: Any, data: bytes) -> None:
     answer: dict[str, Any]
     text = b""
     try:
-        text = _print(data).encode("utf-8", "replace")
-        answer = {"bytes": len(text)}
-    except ImportError:
-        answer = {"error": "jaxlib"}
+        if hlo_module is None:
+            answer = {"error": "jaxlib"}
+        else:
+            module = hlo_module.from_serialized_hlo_module_proto(_module_proto(data))
+            text = module.to_string().encode("utf-8", "replace")
+            answer = {"bytes": len(text)}
     except MemoryError:
         answer = {"error": "memory"}
     except Exception as error:
@@ -59,20 +74,6 @@ def _answer(answers: BinaryIO, data: bytes) -> None:
         answer = {"error": "proto", "reason": lines[0] if lines else "not an HLO proto"}
     answers.write(json.dumps(answer).encode() + b"\n" + text)
     answers.flush()
-
-
-def _print(data: bytes) -> str:
-    """Print a serialised ``HloProto`` or ``HloModuleProto``.
-
-    Raises:
-        ImportError: without jaxlib.
-        Exception: of XLA, for what is none.
-    """
-    try:
-        from jaxlib._hlo import HloModule
-    except ImportError:  # jaxlib before 0.8
-        from jaxlib._jax import HloModule
-    return str(HloModule.from_serialized_hlo_module_proto(_module_proto(data)).to_string())
 
 
 def _module_proto(data: bytes) -> bytes:

@@ -97,11 +97,9 @@ class Use:
     message: str = ""
     number: int = 0
 
-    def __lt__(self, other: Use) -> bool:
-        return self._order < other._order
-
     @property
-    def _order(self) -> tuple[bool, str, str, int, int]:
+    def order(self) -> tuple[bool, str, str, int, int]:
+        """Those that cannot be read first, then by place."""
         file, _, text = self.where.rpartition(":")
         line = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
         return (self.state != "bad", self.by, file, line, self.number)
@@ -117,7 +115,7 @@ def notices_of(uses: Iterable[Use], *, whole: bool, strict: bool) -> Iterator[No
     """
     uses = list(uses)
     used = {(one.where, one.number) for one in uses if one.state == "used"}
-    for one in sorted(dict.fromkeys(uses)):
+    for one in sorted(dict.fromkeys(uses), key=lambda one: one.order):
         if one.state == "bad":
             yield Notice("bad-suppression", f"{one.where}: {one.message}", fails=strict)
         elif one.state == "unused" and whole and (one.where, one.number) not in used:
@@ -216,7 +214,7 @@ class Suppressor:
                 continue
             elif one.lines is None or not traced[one.lines[0]].isdisjoint(one.lines[1]):
                 uses.append(Use(one.by, one.where, "unused", message, number))
-        return sorted(uses)
+        return sorted(uses, key=lambda one: one.order)
 
     def _frame(self, line: SourceLocation) -> Frame | None:
         if line not in self._frames:

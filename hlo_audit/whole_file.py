@@ -8,10 +8,12 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hlo_audit.errors import UsageError
+
+_READ_BYTES = 1 << 20
 
 _PREFIX, _SUFFIX = ".hlo-audit-", ".tmp"
 
@@ -116,14 +118,36 @@ def read_text_within(path: Path, most_bytes: int) -> str:
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is no regular file")
     with path.open("rb") as file:
-        # No more than is there: Python takes memory for all that it is asked to read.
-        data = file.read(min(status.st_size, most_bytes) + 1)
+        data = read_up_to(file.read, most_bytes + 1, first_bytes=status.st_size + 1)
+    return text_within(data, most_bytes)
+
+
+def text_within(data: bytes, most_bytes: int) -> str:
+    """The text of UTF-8, unless it is larger than ``most_bytes``.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
     if len(data) > most_bytes:
         raise ValueError(f"it is larger than {most_bytes >> 20} MiB")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
+
+
+def read_up_to(
+    read: Callable[[int], bytes], most_bytes: int, *, first_bytes: int = _READ_BYTES
+) -> bytes:
+    """Read ``most_bytes`` at the most, ``first_bytes`` of them at once: Python takes memory for all
+    that it is asked to read, whether that is there or not."""
+    parts = []
+    size = first_bytes
+    while most_bytes > 0 and (part := read(min(size, most_bytes))):
+        parts.append(part)
+        most_bytes -= len(part)
+        size = _READ_BYTES
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _umask() -> int:

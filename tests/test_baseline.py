@@ -320,15 +320,15 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> str:
     [
         ("", ["damaged", ":1:1"]),
         ('{"schema_version": 1,\n "entries": [', ["damaged", ":2:"]),
-        ("[]", ["it is no object"]),
+        ("[]", ["it is [], not of type dict"]),
         ('{"schema_version": 2, "entries": []}', ["schema_version is 2, not 1"]),
-        ('{"schema_version": 1, "entries": {}}', ["entries is no list"]),
+        ('{"schema_version": 1, "entries": {}}', ["entries is {}, not of type list"]),
         ('{"schema_version": 1, "entries": [NaN]}', ["NaN is no number"]),
         (
             '{\n<<<<<<< HEAD\n "a": 1\n=======\n "a": 2\n>>>>>>> branch\n}',
             [":2: the baseline holds a merge conflict", "--update-baseline"],
         ),
-        (damaged(lambda d: d["entries"][0].pop("program")), ["entries[0].program is None"]),
+        (damaged(lambda d: d["entries"][0].pop("program")), ["entries[0] has no 'program'"]),
         (damaged(lambda d: d["entries"][0].update(mode=3)), ["entries[0].mode is 3"]),
         (
             damaged(lambda d: d["entries"][0]["counts"].update(HLA002=2)),

@@ -674,12 +674,12 @@ def test_timings_that_were_taken_out_are_missed(
 
 
 def test_what_is_no_file_is_refused(repository: Path, tmp_path: Path) -> None:
-    assert_refused(run("merge", tmp_path, cwd=repository), "it is no file")
+    assert_refused(run("merge", tmp_path, cwd=repository), "it is no regular file")
     assert_refused(run("merge", tmp_path / "no.json", cwd=repository), "there is no report")
     os.mkfifo(tmp_path / "fifo.json")
-    assert_refused(run("merge", tmp_path / "fifo.json", cwd=repository), "it is no file")
+    assert_refused(run("merge", tmp_path / "fifo.json", cwd=repository), "it is no regular file")
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe{}")
-    assert_refused(run("merge", tmp_path / "binary.json", cwd=repository), "it is no text")
+    assert_refused(run("merge", tmp_path / "binary.json", cwd=repository), "it is no UTF-8 text")
     assert run("merge", cwd=repository).returncode == 2
 
 

@@ -7,13 +7,11 @@ types; and what is read is written again, and must be the same: so nothing in it
 from __future__ import annotations
 
 import json
-import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from hlo_audit._version import __version__
 from hlo_audit.cost import Collective, Cost, Traffic
@@ -21,20 +19,14 @@ from hlo_audit.dump import AuditStage
 from hlo_audit.errors import UsageError, error_of_kind
 from hlo_audit.hlo import SourceLocation
 from hlo_audit.hlo.collectives import CollectiveKind
-from hlo_audit.own_json import kind_of
+from hlo_audit.own_json import MOST_REPORT_BYTES, Value, kind_of, parse
 from hlo_audit.program_audit import ProgramAudit, Suppressed, Timing
 from hlo_audit.report import ShardRecord
 from hlo_audit.report.json import SCHEMA_VERSION, program_to_json
 from hlo_audit.rule import Finding, Rule
 from hlo_audit.shard import MOST_SHARDS, Part, RecordedTime, Shard, name_below, way_of
 from hlo_audit.suppressions import Use, UseState
-
-MOST_BYTES = 1 << 30
-"""Larger files are no reports."""
-
-_PART_BYTES = 1 << 20
-_MOST_DEPTH = 64
-_MOST_SECONDS = 1e9
+from hlo_audit.whole_file import read_text_within, read_up_to, text_within
 
 _T = TypeVar("_T")
 
@@ -78,7 +70,7 @@ def read_times(path: Path, top: Path) -> list[RecordedTime]:
         UsageError: where it is not there, no report, or one whose timings were taken out.
     """
 
-    def times(report: _Value) -> list[RecordedTime]:
+    def times(report: Value) -> list[RecordedTime]:
         if "volatile" not in report.mapping():
             raise UsageError(
                 f"{str(path)[:200]} holds no timings (key volatile)",
@@ -89,30 +81,24 @@ def read_times(path: Path, top: Path) -> list[RecordedTime]:
     return _read(path, times)
 
 
-def _read(path: Path, read: Callable[[_Value], _T]) -> _T:
+def _read(path: Path, read: Callable[[Value], _T]) -> _T:
     name = _name_of(path)
     try:
         text = _text_of(path)
         if not text.strip():
             raise UsageError(f"{name} is empty", hint="did the command that wrote it fail?")
-        data = json.loads(text, parse_constant=_refuse_constant)
-        kind = kind_of(data)
+        top = parse(text)
+        kind = kind_of(top.value)
         if kind not in (None, "a report"):
             hint = "give it by --baseline" if kind == "a baseline" else "--format json writes one"
             raise UsageError(f"{name} is {kind}, not a report", hint=hint)
-        top = _Value(data, "")
-        version = top.mapping().get("schema_version")
-        if version is None or version.value != SCHEMA_VERSION or isinstance(version.value, bool):
-            found = "missing" if version is None else repr(version.value)[:40]
-            raise ValueError(f"schema_version is {found}, not {SCHEMA_VERSION}")
+        top.refuse_other_version(SCHEMA_VERSION)
         return read(top)
-    except RecursionError:
-        reason = "it is nested too deeply"
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{name} is no JSON: {error.msg} ({where})", hint="is it whole?") from None
-    except UnicodeDecodeError:
-        reason = "it is no text"
+    except FileNotFoundError:
+        raise UsageError(f"there is no report {name}") from None
     except OSError as error:
         reason = error.strerror or type(error).__name__
     except ValueError as error:
@@ -125,144 +111,23 @@ def _name_of(path: Path) -> str:
 
 
 def _text_of(path: Path) -> str:
-    if str(path) == "-":
-        return _standard_input()
-    if not path.exists():
-        raise UsageError(f"there is no report {str(path)[:200]}")
-    if not path.is_file():
-        raise ValueError("it is no file")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"it is larger than {MOST_BYTES >> 30} GiB")
-    return path.read_text(encoding="utf-8")
-
-
-def _standard_input() -> str:
+    if str(path) != "-":
+        return read_text_within(path, MOST_REPORT_BYTES)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
-    parts: list[bytes] = []
-    left_bytes = MOST_BYTES
-    while part := sys.stdin.buffer.read(_PART_BYTES):
-        left_bytes -= len(part)
-        if left_bytes < 0:
-            raise ValueError(f"it is larger than {MOST_BYTES >> 30} GiB")
-        parts.append(part)
-    return b"".join(parts).decode("utf-8")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
-class _Value:
-    """A value of the report, and where it stands; every access checks its type.
-
-    Raises:
-        ValueError: says where the report has what cannot be.
-    """
-
-    def __init__(self, value: Any, where: str) -> None:
-        self.value = value
-        self.where = where
-
-    def refuse(self, problem: str) -> NoReturn:
-        raise ValueError(f"{self.where or 'it'} {problem}")
-
-    def _typed(self, *kinds: type) -> Any:
-        if type(self.value) not in kinds:  # by exact type: a bool is an int to isinstance
-            self.refuse(f"is {repr(self.value)[:40]}")
-        return self.value
-
-    def mapping(self) -> dict[str, _Value]:
-        prefix = f"{self.where}." if self.where else ""
-        return {k: _Value(v, f"{prefix}{k[:80]}") for k, v in self._typed(dict).items()}
-
-    def __getitem__(self, name: str) -> _Value:
-        found = self._typed(dict)
-        if name not in found:
-            self.refuse(f"has no {name!r}")
-        return _Value(found[name], f"{self.where}.{name}" if self.where else name)
-
-    def items(self) -> list[_Value]:
-        return [_Value(item, f"{self.where}[{n}]") for n, item in enumerate(self._typed(list))]
-
-    def text(self) -> str:
-        return str(self._typed(str))
-
-    def text_or_none(self) -> str | None:
-        return None if self.value is None else self.text()
-
-    def flag(self) -> bool:
-        return bool(self._typed(bool))
-
-    def integer(self, least: int = -(1 << 63)) -> int:
-        number: int = self._typed(int)
-        if not least <= number < 1 << 63:
-            self.refuse(f"is {str(number)[:40]}")
-        return number
-
-    def count(self) -> int:
-        return self.integer(least=0)
-
-    def count_or_none(self) -> int | None:
-        return None if self.value is None else self.count()
-
-    def seconds(self) -> float:
-        number = float(self._typed(int, float))
-        if not 0 <= number <= _MOST_SECONDS:
-            self.refuse(f"is {repr(self.value)[:40]}")
-        return number
-
-    def one_of(self, choices: Sequence[str]) -> Any:
-        text = self.text()
-        if text not in choices:
-            self.refuse(f"is {text[:40]!r}, not one of {', '.join(choices)}")
-        return text
-
-    def digest(self) -> str:
-        text = self.text()
-        if not re.fullmatch(r"[0-9a-f]{64}", text):
-            self.refuse("is no digest")
-        return text
-
-    def plain(self, depth: int = 0) -> Any:
-        """Any value, as far as it is printable: no number that is none, no endless nesting."""
-        if depth > _MOST_DEPTH:
-            self.refuse("is nested too deeply")
-        if isinstance(self.value, dict):
-            return {name: one.plain(depth + 1) for name, one in self.mapping().items()}
-        if isinstance(self.value, list):
-            return [one.plain(depth + 1) for one in self.items()]
-        if isinstance(self.value, float) and not math.isfinite(self.value):
-            self.refuse("is no number")
-        if type(self.value) is int:
-            return self.integer()
-        return self.value
-
-
-def _texts(value: _Value) -> dict[str, str]:
-    return {name: one.text() for name, one in value.mapping().items()}
-
-
-def _settings(value: _Value) -> dict[str, int | float | bool | str]:
-    settings = {}
-    for name, one in value.mapping().items():
-        if type(one.value) not in (int, float, bool, str):
-            one.refuse(f"is {repr(one.value)[:40]}")
-        settings[name] = one.plain()
-    return settings
+    return text_within(read_up_to(sys.stdin.buffer.read, MOST_REPORT_BYTES + 1), MOST_REPORT_BYTES)
 
 
 # -- a whole report
 
 
-def _stored(path: Path, top: _Value, rules: Sequence[Rule]) -> StoredReport:
+def _stored(path: Path, top: Value, rules: Sequence[Rule]) -> StoredReport:
     version = top["tool"]["version"].text()
     if version != __version__:
         raise UsageError(
             f"{_name_of(path)} was written by hlo-audit {version[:40]}, and this is {__version__}",
             hint="take one version for all",
         )
-    environment = top["environment"].mapping()
     programs, timings = top["programs"].items(), top["volatile"]["timings"].items()
     if len(programs) != len(timings):
         raise ValueError(f"it has {len(programs)} programs and {len(timings)} timings")
@@ -273,12 +138,12 @@ def _stored(path: Path, top: _Value, rules: Sequence[Rule]) -> StoredReport:
             replace(_program(program, rules), timing=_timing(timing))
             for program, timing in zip(programs, timings, strict=True)
         ),
-        {name: one.text_or_none() for name, one in environment.items()},
+        top["environment"].texts_or_none(),
         None if shard is None else _shard(shard, len(programs)),
     )
 
 
-def _shard(value: _Value, programs: int) -> ShardRecord:
+def _shard(value: Value, programs: int) -> ShardRecord:
     shard = Shard(value["index"].integer(least=1), value["count"].integer(least=1))
     if not shard.index <= shard.count <= MOST_SHARDS:
         value.refuse(f"is {shard}")
@@ -308,7 +173,7 @@ def _shard(value: _Value, programs: int) -> ShardRecord:
     return ShardRecord(part, positions, value["whole"].flag(), uses)
 
 
-def _timing(value: _Value) -> Timing | None:
+def _timing(value: Value) -> Timing | None:
     if value.value is None:
         return None
     compiled = value["compile_seconds"]
@@ -319,17 +184,17 @@ def _timing(value: _Value) -> Timing | None:
     )
 
 
-def _program(value: _Value, rules: Sequence[Rule]) -> ProgramAudit:
+def _program(value: Value, rules: Sequence[Rule]) -> ProgramAudit:
     audit = ProgramAudit(
         value["program"].text(),
         mode=value["mode"].text_or_none(),
         layout=value["layout"].text_or_none(),
         platform=value["platform"].text_or_none(),
         topology=value["topology"].text_or_none(),
-        mesh={axis: size.integer() for axis, size in value["mesh"].mapping().items()},
-        settings=_settings(value["settings"]),
-        xla_flags=_texts(value["xla_flags"]),
-        versions={k: one.text_or_none() for k, one in value["versions"].mapping().items()},
+        mesh=value["mesh"].integers(),
+        settings=value["settings"].settings(),
+        xla_flags=value["xla_flags"].texts(),
+        versions=value["versions"].texts_or_none(),
     )
     error = value.mapping().get("error")
     if error is not None:
@@ -349,7 +214,7 @@ def _program(value: _Value, rules: Sequence[Rule]) -> ProgramAudit:
     return audit
 
 
-def _with_findings(audit: ProgramAudit, value: _Value, rules: Sequence[Rule]) -> ProgramAudit:
+def _with_findings(audit: ProgramAudit, value: Value, rules: Sequence[Rule]) -> ProgramAudit:
     codes = value["counts"].mapping()
     applied = tuple(rule for rule in rules if rule.code in codes)
     for code, count in codes.items():
@@ -373,7 +238,7 @@ def _with_findings(audit: ProgramAudit, value: _Value, rules: Sequence[Rule]) ->
         rules=applied,
         findings=tuple(findings),
         suppressed=tuple(suppressed),
-        skipped=_texts(value["skipped"]),
+        skipped=value["skipped"].texts(),
         cost=_cost(value["cost"]),
         devices=value["devices"].count_or_none(),
         files=_files(value["files"]),
@@ -381,20 +246,20 @@ def _with_findings(audit: ProgramAudit, value: _Value, rules: Sequence[Rule]) ->
     )
 
 
-def _files(value: _Value) -> dict[AuditStage, Path]:
-    names = _texts(value)
+def _files(value: Value) -> dict[AuditStage, Path]:
+    names = value.texts()
     if unknown := names.keys() - set(get_args(AuditStage)):
         value.refuse(f"has no snapshot {min(unknown)[:40]!r}")
     return {stage: Path(names[stage]) for stage in get_args(AuditStage) if stage in names}
 
 
-def _cost(value: _Value) -> Cost | None:
+def _cost(value: Value) -> Cost | None:
     if value.value is None:
         return None
     return Cost(value["estimated_cycles"].count(), value["unknown_loops"].count())
 
 
-def _collectives(value: _Value) -> tuple[Collective, ...] | None:
+def _collectives(value: Value) -> tuple[Collective, ...] | None:
     """One for all of a kind: a report does not tell them apart."""
     if value.value is None:
         return None
@@ -412,7 +277,7 @@ def _collectives(value: _Value) -> tuple[Collective, ...] | None:
     return tuple(found)
 
 
-def _finding(value: _Value, rules: Sequence[Rule]) -> Finding:
+def _finding(value: Value, rules: Sequence[Rule]) -> Finding:
     code, source = value["rule"], value["source"]
     rule = next((rule for rule in rules if rule.code == code.text()), None)
     if rule is None:
@@ -440,11 +305,11 @@ def _finding(value: _Value, rules: Sequence[Rule]) -> Finding:
     )
 
 
-def _line(value: _Value) -> SourceLocation:
+def _line(value: Value) -> SourceLocation:
     return SourceLocation(value["file"].text(), value["line"].count(), value["function"].text())
 
 
-def _traffic(value: _Value) -> Traffic | None:
+def _traffic(value: Value) -> Traffic | None:
     if value.value is None:
         return None
     names = ("hbm_bytes", "wire_bytes", "moved_bytes", "asked_bytes")
@@ -454,7 +319,7 @@ def _traffic(value: _Value) -> Traffic | None:
 # -- how long programs took
 
 
-def _times(report: _Value, top: Path) -> Iterator[RecordedTime]:
+def _times(report: Value, top: Path) -> Iterator[RecordedTime]:
     timings, programs = report["volatile"]["timings"].items(), report["programs"].items()
     if len(programs) != len(timings):
         raise ValueError(f"it has {len(programs)} programs and {len(timings)} timings")
@@ -469,9 +334,9 @@ def _times(report: _Value, top: Path) -> Iterator[RecordedTime]:
                 for key in ("mode", "layout", "platform", "topology")
             },
             "program": name_below(top, name) if ".py:" in name else name,
-            "settings": _settings(program["settings"]),
-            "xla_flags": _texts(program["xla_flags"]),
+            "settings": program["settings"].settings(),
+            "xla_flags": program["xla_flags"].texts(),
         }
-        mesh = {axis: size.integer() for axis, size in program["mesh"].mapping().items()}
+        mesh = program["mesh"].integers()
         seconds = timing.lower_seconds + timing.compile_seconds
         yield RecordedTime(way_of(described), mesh, round(seconds * 1000))
