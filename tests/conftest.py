@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +16,13 @@ import pytest
 from hlo_audit.cache import CACHE_DIR_VARIABLE
 
 _ARCHIVES = Path(__file__).parent / "data"
+
+# For the test files to import. The folder does not stay on the path: the path reaches the compile
+# workers, and decides what is found in their cache.
+pytest.register_assert_rewrite("command_line")
+sys.path.insert(0, str(Path(__file__).parent))
+importlib.import_module("command_line")
+sys.path.pop(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
