@@ -10,10 +10,8 @@ from rich.style import Style
 from rich.text import Text
 
 from hlo_audit.hlo import SourceLocation
-from hlo_audit.report.sources import Repository, shown
+from hlo_audit.report.sources import UNREADABLE, Repository, shown
 from hlo_audit.report.wording import plain
-
-_UNREADABLE = (OSError, ValueError, RuntimeError)  # no such path; a NUL in it; a loop of links
 
 
 def located(source: SourceLocation, style: str = "dim") -> Text:
@@ -24,7 +22,7 @@ def located(source: SourceLocation, style: str = "dim") -> Text:
     rich writes links to terminals alone, and terminals without them show the plain text.
     """
     text = Text(plain(shown(source)), style)
-    with contextlib.suppress(*_UNREADABLE):
+    with contextlib.suppress(*UNREADABLE):
         if uri := _uri(source.file, Path.cwd()):
             # The line as a fragment: editors and terminals that know it go there, others drop it.
             text.stylize(Style(link=f"{uri}#{source.line}"))
@@ -33,10 +31,12 @@ def located(source: SourceLocation, style: str = "dim") -> Text:
 
 @cache
 def _uri(file: str, folder: Path) -> str | None:
-    path = (folder / file).resolve()
-    top = _repository(folder).root.resolve()
-    is_ours = path.suffix == ".py" and path.is_relative_to(top) and path.is_file()
-    return path.as_uri() if is_ours else None
+    repository = _repository(folder)
+    relative = repository.relative(folder / file)
+    if relative is None:
+        return None
+    path = repository.root / relative
+    return path.as_uri() if path.suffix == ".py" and path.is_file() else None
 
 
 _repository = cache(Repository.around)  # many findings are of few lines

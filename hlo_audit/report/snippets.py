@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hlo_audit.hlo import SourceLocation
-from hlo_audit.report.sources import Repository
+from hlo_audit.report.sources import UNREADABLE, Repository
 
 LINES_AROUND = 3
 """How many lines are shown before the one that is meant, and after it."""
 
 _MOST_SOURCE_BYTES = 4 << 20
-_MODELS = Path(__file__).parent.parent / "models"
+_MODELS = Repository(Path(__file__).parent.parent / "models")
 
 
 @dataclass(frozen=True)
@@ -65,25 +65,24 @@ class SourceReader:
         """The file of a frame, with no links in its path, and its name for a reader."""
         place = self._repository.place(frame)
         if place.in_repository:
-            return self._below(self._repository.root, self._repository.root / place.path)
+            return self._below(self._repository, self._repository.root / place.path)
         return self._below(_MODELS, Path(frame.file), prefix="hlo_audit/models/")
 
     @staticmethod
-    def _below(folder: Path, file: Path, prefix: str = "") -> tuple[Path, str] | None:
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            top, resolved = folder.resolve(), file.resolve()
-            if not file.is_absolute() or not resolved.is_relative_to(top):
-                return None
-            relative = resolved.relative_to(top)
-            hidden = any(part.startswith(".") for part in relative.parts)
-            if relative.suffix == ".py" and not hidden:
-                return resolved, prefix + relative.as_posix()
-        return None
+    def _below(folder: Repository, file: Path, prefix: str = "") -> tuple[Path, str] | None:
+        relative = folder.relative(file) if file.is_absolute() else None
+        if relative is None:
+            return None
+        path = PurePosixPath(relative)
+        hidden = any(part.startswith(".") for part in path.parts)
+        if path.suffix != ".py" or hidden:
+            return None
+        return folder.root.resolve() / path, prefix + relative
 
     def _lines(self, path: Path) -> tuple[str, ...]:
         if path not in self._files:
             lines: tuple[str, ...] = ()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*UNREADABLE):
                 if path.is_file() and path.stat().st_size <= _MOST_SOURCE_BYTES:
                     text = path.read_bytes().decode("utf-8", errors="replace")
                     lines = tuple(line.rstrip("\r") for line in text.split("\n"))

@@ -21,10 +21,12 @@ from hlo_audit.rule import Finding
 MOST_DUMP_BYTES = 512 << 20
 """Dumps larger than this are not searched for the line of an instruction."""
 
+UNREADABLE = (OSError, ValueError, RuntimeError)
+"""Of a path out of a dump: there is none, it holds a NUL, or it is a loop of links."""
+
 _MOST_PARTS = 64
 _MOST_SOURCE_BYTES = 16 << 20
 _INSTALLED = {"site-packages", "dist-packages"}
-_UNREADABLE = (OSError, ValueError, RuntimeError)  # no such path; a NUL in it; a loop of links
 
 
 @dataclass(frozen=True)
@@ -78,20 +80,24 @@ class Repository:
         path = inside if inside is not None else source.file.replace(os.sep, "/")
         return Place(path, line, source.function, inside is not None)
 
-    def places(self, finding: Finding) -> list[Place]:
+    def frames(self, finding: Finding) -> list[SourceLocation]:
         """The line to show for a finding, then its callers.
 
         The first is the innermost line that is in the repository: what traced it may be a library.
         Where there is none, the innermost of all. Empty where the module does not say.
         """
         frames = ([finding.source] if finding.source else []) + list(finding.stack)
-        places = [self.place(frame) for frame in frames if frame.file]
-        first = next((n for n, place in enumerate(places) if place.in_repository), 0)
-        return places[first:]
+        named = [frame for frame in frames if frame.file]
+        first = next((n for n, frame in enumerate(named) if self.place(frame).in_repository), 0)
+        return named[first:]
+
+    def places(self, finding: Finding) -> list[Place]:
+        """Where the :meth:`frames` of a finding are."""
+        return list(map(self.place, self.frames(finding)))
 
     def relative(self, path: Path) -> str | None:
         """``path`` relative to the root, with ``/``; ``None`` where it is not below it."""
-        with contextlib.suppress(*_UNREADABLE):
+        with contextlib.suppress(*UNREADABLE):
             resolved = path.resolve()
             if resolved.is_relative_to(self._top):
                 return resolved.relative_to(self._top).as_posix()
@@ -125,7 +131,7 @@ class Repository:
         return cache(self._count_lines)
 
     def _count_lines(self, path: str) -> int:
-        with contextlib.suppress(*_UNREADABLE):
+        with contextlib.suppress(*UNREADABLE):
             file = self.root / path
             if file.is_file() and file.stat().st_size <= _MOST_SOURCE_BYTES:
                 text = file.read_bytes()
@@ -167,7 +173,7 @@ class DumpLines:
 def _statements(path: Path) -> Iterator[tuple[tuple[str, str], int]]:
     """Computation and instruction, and the line it stands on."""
     computation = ""
-    with contextlib.suppress(*_UNREADABLE):
+    with contextlib.suppress(*UNREADABLE):
         if path.suffix not in (".txt", ".hlo") or not path.is_file():
             return
         if path.stat().st_size > MOST_DUMP_BYTES:
