@@ -173,19 +173,23 @@ class LayoutFix:
     @property
     def claims(self) -> dict[str, str]:
         """What is held of it, in words: for the model's own sizes, each under a heading."""
-        alike: dict[tuple[str, str], list[str]] = {}
-        for agreement in self.numerics:
-            claim = (agreement.closely, agreement.reason)
-            alike.setdefault(claim, []).append(agreement.inputs)
         claims = {
             "Clears at default sizes": "; ".join(map(str, self.clears)),
             "Slower at default sizes": "; ".join(map(str, self.slower)),
-            "Numerics": "; ".join(
-                f"{closely} on {' and '.join(inputs)} inputs ({reason})"
-                for (closely, reason), inputs in alike.items()
-            ),
+            "Numerics": self.agreement,
         }
         return {name: text for name, text in claims.items() if text}
+
+    @property
+    def agreement(self) -> str:
+        """How closely both layouts agree, in words."""
+        alike: dict[tuple[str, str], list[str]] = {}
+        for one in self.numerics:
+            alike.setdefault((one.closely, one.reason), []).append(one.inputs)
+        return "; ".join(
+            f"{closely} on {' and '.join(inputs)} inputs ({reason})"
+            for (closely, reason), inputs in alike.items()
+        )
 
     def answers_for(self, topology: str) -> bool:
         """Whether it says anything of ``topology``."""

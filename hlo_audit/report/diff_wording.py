@@ -253,11 +253,7 @@ def fixes(diff: Diff) -> list[tuple[str, OfferedFix]]:
             break
         mine = replace(side.audit, findings=tuple(findings))
         found += [(name, fix) for fix in offered_fixes(mine)]
-    return sorted(found, key=lambda one: -_findings_of(one[1]))
-
-
-def _findings_of(fix: OfferedFix) -> int:
-    return sum(int(count.partition(" ")[0]) for count in fix.counts)
+    return sorted(found, key=lambda one: -one[1].findings)
 
 
 def stored(shape: Shape | None) -> str:

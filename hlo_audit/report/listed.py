@@ -136,17 +136,20 @@ class OfferedFix:
     Attributes:
         name: of the fix.
         counts: for how many of which rule's warnings it is, such as ``4 of 6 HLA002``.
+        findings: for how many it is in all.
         change: what to change, in words.
     """
 
     name: str
     counts: tuple[str, ...]
+    findings: int
     change: str
 
 
 def offered_fixes(audit: ProgramAudit) -> Iterator[OfferedFix]:
     """Each fix once, in the order of the rules."""
     counts: dict[str, list[str]] = {}
+    findings = Counter[str]()
     changes: dict[str, str] = {}
     for rule in audit.rules:
         found = [f for f in audit.findings if f.rule == rule.code and f.severity == "warning"]
@@ -159,8 +162,9 @@ def offered_fixes(audit: ProgramAudit) -> Iterator[OfferedFix]:
                 as_shown = "" if audit.program == fix.model else f"as {fix.model} shows, "
                 changes.setdefault(fix.name, f"{as_shown}{fix.change}{only}")
                 counts.setdefault(fix.name, []).append(f"{count} of {len(found)} {rule.code}")
+                findings[fix.name] += count
     for name, of_rules in counts.items():
-        yield OfferedFix(name, tuple(of_rules), changes[name])
+        yield OfferedFix(name, tuple(of_rules), findings[name], changes[name])
 
 
 def programs_of(entries: Sequence[Listed]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hlo_audit.program_audit import ProgramAudit
+from hlo_audit.report.html.limits import MOST_LISTED
 from hlo_audit.report.html.overview import rules_of, target_of
 from hlo_audit.report.listed import offered_fixes
 from hlo_audit.rule import LayoutFix, Rule
@@ -26,7 +27,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a fix claims of some rules' findings; see :attr:`hlo_audit.rule.LayoutFix.claims`."""
+    """What a fix claims of some rules' findings; see :class:`hlo_audit.rule.LayoutFix`."""
 
     rules: tuple[str, ...]
     clears: tuple[str, ...]
@@ -36,11 +37,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class FixView:
-    """A layout fix."""
+    """A layout fix.
+
+    Attributes:
+        offered: some programs that it is offered to, and for how many of which findings.
+        offered_left_out: to how many more.
+    """
 
     name: str
     change: str
     offered: tuple[tuple[str, str], ...]
+    offered_left_out: int
     model: str
     before: str
     cost: str
@@ -58,7 +65,7 @@ def fix_views(audits: Sequence[ProgramAudit]) -> Iterator[FixView]:
         for one in offered_fixes(audit):
             offered.setdefault(one.name, []).append((audit.label, ", ".join(one.counts)))
             changes.setdefault(one.name, one.change)
-            counts[one.name] += sum(int(count.partition(" ")[0]) for count in one.counts)
+            counts[one.name] += one.findings
     rules = rules_of(audits)
     for name in sorted(offered, key=lambda one: -counts[one]):
         known = [(rule, fix) for rule in rules.values() for fix in rule.fixes if fix.name == name]
@@ -66,7 +73,8 @@ def fix_views(audits: Sequence[ProgramAudit]) -> Iterator[FixView]:
         yield FixView(
             name,
             changes[name],
-            tuple(offered[name]),
+            tuple(offered[name][:MOST_LISTED]),
+            max(0, len(offered[name]) - MOST_LISTED),
             fix.model,
             fix.before,
             fix.cost,
@@ -80,8 +88,7 @@ def _claims(known: Sequence[tuple[Rule, LayoutFix]]) -> Iterator[Claim]:
     """The rules of which it claims the same, together."""
     alike: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[str]] = {}
     for rule, fix in known:
-        numerics = fix.claims.get("Numerics", "")
-        claim = tuple(map(str, fix.clears)), tuple(map(str, fix.slower)), numerics
+        claim = tuple(map(str, fix.clears)), tuple(map(str, fix.slower)), fix.agreement
         alike.setdefault(claim, []).append(f"{rule.code} {rule.slug}")
     for (clears, slower, numerics), rules in alike.items():
         yield Claim(tuple(rules), clears, slower, numerics)
@@ -113,14 +120,16 @@ def _side_by_side(before: ProgramAudit, after: ProgramAudit) -> Measured:
     if cycles[0] and cycles[1] is not None:
         share = 100 * (cycles[1] - cycles[0]) / cycles[0]
         change = f"{share:+.1f}%" if cycles[0] != cycles[1] else "the same"
-    rows = []
-    for code in before.counts:
-        found = [
-            sum(f.rule == code and f.severity == "warning" for f in one.findings)
-            for one in (before, after)
-        ]
-        if any(found) and code in after.counts:
-            rows.append((code, f"{found[0]:,}", f"{found[1]:,}"))
+    of_before, of_after = (
+        Counter(finding.rule for finding in one.findings if finding.severity == "warning")
+        for one in (before, after)
+    )
+    in_after = {rule.code for rule in after.rules}
+    rows = [
+        (rule.code, f"{of_before[rule.code]:,}", f"{of_after[rule.code]:,}")
+        for rule in before.rules
+        if rule.code in in_after and (of_before[rule.code] or of_after[rule.code])
+    ]
     return Measured(
         f"{before.label} {target_of(before)}".strip(),
         "-" if cycles[0] is None else f"{cycles[0]:,}",
