@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from string import ascii_letters, digits
 
 from hlo_audit._version import __version__
-from hlo_audit.gate import Violation
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
 from hlo_audit.report.listed import Listed, alike, by_program, listed, offered_fixes
 from hlo_audit.report.sources import Repository
+from hlo_audit.report.violations import known_heading, violation_rows
 from hlo_audit.report.wording import (
     clip,
     format_cost,
-    format_difference,
-    format_limit,
     headline_with_failed,
     not_audited,
     plain,
@@ -55,7 +53,7 @@ def render_markdown(
     text = _Limited(most_bytes - _ROOM_FOR_END)
     text.add(_opening(report))
     tables = (
-        _violations(report.gate.violations, report),
+        _violations(report),
         _notices(report),
         _failed(report),
         _counts(report),
@@ -143,20 +141,12 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _violations(violations: Sequence[Violation], report: Report) -> list[str]:
-    slugs = {rule.code: rule.slug for audit in report.programs for rule in audit.rules}
+def _violations(report: Report) -> list[str]:
     rows = [
-        (
-            cell(violation.program),
-            f"{violation.rule} {slugs.get(violation.rule, '')}".strip(),
-            ("at most " if violation.against == "budget" else "")
-            + format_limit(violation, violation.limit),
-            format_limit(violation, violation.count),
-            format_difference(violation),
-        )
-        for violation in violations
+        (cell(row.program), row.rule, row.known, row.found, row.difference)
+        for row in violation_rows(report)
     ]
-    known = "allowed" if report.gate.against == "budget" else report.gate.against
+    known = known_heading(report.gate)
     return _table(("program", "rule", known, "found", "difference"), rows, 2)
 
 
