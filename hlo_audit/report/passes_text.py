@@ -14,6 +14,7 @@ from hlo_audit._version import __version__
 from hlo_audit.history import History
 from hlo_audit.report.listed import numbered
 from hlo_audit.report.passes import Followed
+from hlo_audit.report.passes_wording import format_byte_change, not_counted, snapshots_said
 from hlo_audit.report.text import MOST_FINDINGS, Indented
 from hlo_audit.report.wording import brought_by, format_bytes, format_cost, plain
 from hlo_audit.rule import Finding
@@ -69,7 +70,7 @@ def _heading(history: History, timeline: Timeline, label: str) -> Text:
     return Text.assemble(
         (plain(label), "bold"),
         "".join(f"  {plain(fact)}" for fact in facts),
-        (f"  {len(passes)} snapshots, {changing} of them change the module", "dim"),
+        (f"  {snapshots_said(len(passes), changing)}", "dim"),
     )
 
 
@@ -137,11 +138,7 @@ def sparkline(series: Series, width: int) -> str:
 
 
 def _not_counted(timeline: Timeline) -> Iterator[RenderableType]:
-    reasons: dict[str, list[str]] = {}
-    for series in timeline.series:
-        for reason in dict.fromkeys(series.reasons.values()):
-            reasons.setdefault(reason, []).append(series.name)
-    for reason, names in reasons.items():
+    for reason, names in not_counted(timeline.series).items():
         text = Text(f"{_NOT_COUNTED}: {', '.join(names)}: {reason}", style="dim")
         yield Indented(text, 0, hanging=3)
 
@@ -178,13 +175,13 @@ def _change(series: Series, change: Change) -> Text:
     reading = series.readings[change.position]
     after = "" if reading is None else f" to {reading.count}"
     by = f"{change.count:+d}" if change.count else f"+{change.added} -{change.removed}"
-    moved = f", {'+' if change.bytes > 0 else '-'}{format_bytes(abs(change.bytes))}"
+    moved = f", {format_byte_change(change.bytes)}" if change.bytes else ""
     style = "" if change.lasting else "dim"
     if change.lasting_count:
         style = "red" if change.lasting_count > 0 else "green"
     return Text.assemble(
         (f"{plain(series.name)} {by}", style),
-        (f"{after}{moved if change.bytes else ''}", "dim"),
+        (f"{after}{moved}", "dim"),
         (f" ~{change.swings}" if change.swings else "", "dim"),
     )
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from hlo_audit.examination import Examined
 from hlo_audit.report.html.limits import MOST_ROWS, cut
-from hlo_audit.report.wording import (
-    format_bytes,
-)
+from hlo_audit.report.passes_wording import format_byte_change, not_counted, snapshots_said
+from hlo_audit.report.wording import format_bytes
 from hlo_audit.timeline import Change, Series
 
 
@@ -70,22 +69,18 @@ class PassesView:
 
 def passes_of(anchor: str, label: str, one: Examined) -> PassesView:
     changing = sum(line.changes_module for line in one.passes[1:])
-    said = f"{len(one.passes):,} snapshots, {changing:,} of them change the module"
+    said = snapshots_said(len(one.passes), changing)
     rows = list(_pass_rows(one))
     kept = rows
     if len(rows) > MOST_ROWS:  # what does not last goes first
         kept = [row for row in rows if row.lasting][:MOST_ROWS]
-    reasons: dict[str, list[str]] = {}
-    for series in one.series:
-        for reason in dict.fromkeys(series.reasons.values()):
-            reasons.setdefault(reason, []).append(series.name)
     return PassesView(
         anchor,
         label,
         said if one.passes else "",
         one.why_no_passes,
         tuple(map(_series_row, one.series)),
-        tuple((", ".join(names), reason) for reason, names in reasons.items()),
+        tuple((", ".join(names), reason) for reason, names in not_counted(one.series).items()),
         tuple(kept),
         len(rows) - len(kept),
     )
@@ -121,12 +116,11 @@ def _pass_change(series: Series, change: Change) -> PassChange:
     both = change.added and change.removed
     by = f"+{change.added:,} -{change.removed:,}" if both else f"{change.count:+,}"
     net = change.lasting_count if change.lasting else change.count
-    sign = "+" if change.bytes > 0 else "-"
     return PassChange(
         series.name,
         by,
         "" if reading is None else f"{reading.count:,}",
-        f"{sign}{format_bytes(abs(change.bytes))}" if change.bytes else "",
+        format_byte_change(change.bytes),
         "▲" if net > 0 else "▼" if net < 0 else "↕",
         _swings(change),
         bool(change.lasting),
