@@ -471,14 +471,15 @@ def _entry(a: Module, b: Module) -> Iterator[EntryRow]:
         yield EntryRow("parameter", parameter.op_name, parameter.shape, shape)
     for parameter in rest:
         yield EntryRow("parameter", parameter.op_name, None, parameter.shape)
-    results = [_results(module) for module in (a, b)]
+    results = [results_of(module) for module in (a, b)]
     for number in range(max(map(len, results))):
         rows = [found[number] if number < len(found) else None for found in results]
         name = next((row[0] for row in rows if row is not None and row[0]), "")
         yield EntryRow("result", name, *(row[1] if row is not None else None for row in rows))
 
 
-def _results(module: Module) -> list[tuple[str, Shape]]:
+def results_of(module: Module) -> list[tuple[str, Shape]]:
+    """The results of the entry: see :attr:`EntryRow.name` for their names."""
     shape = module.entry.root.shape
     parameters = module.entry.parameters
     donated = {

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hlo_audit.diff import EntryRow
+from hlo_audit.diff import EntryRow, results_of
 from hlo_audit.examination import Examined, Pair
 from hlo_audit.hlo import Module
 from hlo_audit.program_audit import ProgramAudit
-from hlo_audit.report.diff_wording import (
-    stored,
-)
+from hlo_audit.report.diff_wording import stored
 from hlo_audit.report.html.limits import MOST_PAIRS, MOST_PROGRAMS, MOST_ROWS, cut
 
 
@@ -62,15 +60,16 @@ def entries_of(
 def _entry(title: str, sides: tuple[str, ...], lines: Sequence[EntryLine]) -> Entry:
     differing = [line for line in lines if line.differs]
     rest = [line for line in lines if not line.differs]
-    kept = differing[:MOST_ROWS], rest[:MOST_ROWS]
     if len(sides) == 1:
         said = f"{len(lines):,} parameters and results"
     elif differing:
         said = f"{len(differing):,} of {len(lines):,} parameters and results differ"
     else:
         said = f"{len(lines):,} parameters and results, in the same layouts"
-    left_out = len(lines) - sum(map(len, kept))
-    return Entry(title, sides, tuple(kept[0]), tuple(kept[1]), said, left_out)
+    left_out = sum(max(0, len(some) - MOST_ROWS) for some in (differing, rest))
+    return Entry(
+        title, sides, tuple(differing[:MOST_ROWS]), tuple(rest[:MOST_ROWS]), said, left_out
+    )
 
 
 def _entry_line(row: EntryRow) -> EntryLine:
@@ -81,6 +80,5 @@ def _entry_line(row: EntryRow) -> EntryLine:
 def _entry_of(module: Module) -> Iterator[EntryLine]:
     for parameter in module.entry.parameters:
         yield EntryLine("parameter", cut(parameter.op_name), str(parameter.shape), None, False)
-    shape = module.entry.root.shape
-    for result in shape.elements if shape.is_tuple else (shape,):
-        yield EntryLine("result", "", str(result), None, False)
+    for name, shape in results_of(module):
+        yield EntryLine("result", cut(name), str(shape), None, False)
