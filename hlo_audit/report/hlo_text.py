@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +31,7 @@ class HloLine:
         number: of the instruction in its computation, from 1.
         role: what it is to the instruction that is shown.
         text: as XLA prints it, less what tells nothing here, and cut where it is long.
-        skipped: how many instructions stand between it and the line shown before.
+        skipped: how many instructions stand between it and the line shown before; 0 for the first.
     """
 
     number: int
@@ -65,28 +65,32 @@ def excerpt_around(instruction: Instruction) -> HloExcerpt:
     last = len(instruction.computation) - 1
     for index in range(max(0, here - LINES_AROUND), min(last, here + LINES_AROUND) + 1):
         roles[index] = "around"
-    roles.update((user.index, "user") for user in users[:MOST_NEIGHBOURS])
-    roles.update((operand.index, "operand") for operand in operands[:MOST_NEIGHBOURS])
-    # What was left out is still what it is where it stands among the lines around.
-    roles.update((one.index, "user") for one in users[MOST_NEIGHBOURS:] if one.index in roles)
-    roles.update((one.index, "operand") for one in operands[MOST_NEIGHBOURS:] if one.index in roles)
+    neighbours: tuple[tuple[Role, Sequence[Instruction]], ...] = (
+        ("operand", operands),
+        ("user", users),
+    )
+    for role, found in neighbours:
+        for number, one in enumerate(found):
+            # What is left out is still what it is where it stands among the lines around.
+            if number < MOST_NEIGHBOURS or one.index in roles:
+                roles[one.index] = role
     roles[here] = "this"
-    shown = set(roles)
     return HloExcerpt(
         instruction.computation.name,
         tuple(_lines(instruction, roles)),
-        sum(operand.index not in shown for operand in operands),
-        sum(user.index not in shown for user in users),
+        sum(operand.index not in roles for operand in operands),
+        sum(user.index not in roles for user in users),
     )
 
 
 def _lines(instruction: Instruction, roles: dict[int, Role]) -> Iterator[HloLine]:
     instructions = instruction.computation.instructions
-    before = -1
+    before: int | None = None
     for index in sorted(roles):
         most = MOST_CHARACTERS * (4 if roles[index] == "this" else 1)
-        text = clip(short_text(instructions[index], most), most)
-        yield HloLine(index + 1, roles[index], text, index - before - 1)
+        text = short_text(instructions[index], most)
+        skipped = 0 if before is None else index - before - 1
+        yield HloLine(index + 1, roles[index], text, skipped)
         before = index
 
 
@@ -94,7 +98,7 @@ def short_text(instruction: Instruction, most: int) -> str:
     """The instruction on one line, without its metadata and the settings of the backend.
 
     Args:
-        most: characters, roughly; a constant may have millions.
+        most: characters; what is longer is cut.
     """
     root = "ROOT " if instruction.is_root else ""
     attributes = "".join(
@@ -102,7 +106,6 @@ def short_text(instruction: Instruction, most: int) -> str:
         for name, value in instruction.attributes.items()
         if name not in _LEFT_OUT
     )
-    return (
-        f"{root}%{instruction.name} = {instruction.shape} {instruction.opcode}"
-        f"({clip(instruction.literal, most)}){attributes}"
-    )
+    literal = clip(instruction.literal, most)  # a constant's may have millions of characters
+    text = f"{root}%{instruction.name} = {instruction.shape} {instruction.opcode}({literal})"
+    return clip(text + attributes, most)

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from hlo_audit._version import __version__
 from hlo_audit.examination import Examined, Pair
 from hlo_audit.report import Report
-from hlo_audit.report.html import limits
+from hlo_audit.report.html.limits import MOST_OF_ANY_TEXT
 from hlo_audit.report.html.page import page_of
 from hlo_audit.report.sources import Repository
 from hlo_audit.report.wording import clip, plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js")
 STYLES = ("page.css",)
@@ -56,7 +57,6 @@ def render_html(
         .render(
             page=page,
             version=__version__,
-            limits=limits,
             scripts=scripts,
             styles=styles,
             policy=_policy(scripts, styles),
@@ -93,10 +93,10 @@ def _harmless(value: object) -> object:
     """
     if value is None or isinstance(value, int | float) or hasattr(value, "__html__"):
         return value
-    return plain(clip(str(value), limits.MOST_OF_ANY_TEXT))
+    return plain(clip(str(value), MOST_OF_ANY_TEXT))
 
 
-def _asset(name: str) -> Any:
+def _asset(name: str) -> Markup:
     """A file of this package, as markup that is put into the page as it is."""
     from markupsafe import Markup
 
@@ -138,7 +138,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _data_island(data: object) -> Any:
+def _data_island(data: object) -> Markup:
     """JSON for the inside of a script element, where no markup is read but its end.
 
     It is ASCII, without ``<``, ``>`` and ``&``: nothing in it can end the element or start a

@@ -36,13 +36,14 @@
   function readings(series, length) {
     const all = [];
     for (let position = 0, next = 0; position < length; position++) {
-      const isNext = next < series.points.length && series.points[next][0] === position;
-      if (isNext) next++;
+      if (series.points[next]?.[0] === position) next++;
       const point = series.points[Math.max(0, next - 1)];
       all.push({ position, count: point ? point[1] : null, bytes: point ? point[2] : null });
     }
     return all;
   }
+
+  const fullName = ({ name, title }) => (title ? `${name} ${title}` : name);
 
   function seriesChart(timeline, series, label, all, key, width) {
     const most = all.reduce((sum, one) => Math.max(sum, one[key] ?? 0), 0);
@@ -68,7 +69,7 @@
       marginBottom: 8,
       marginLeft: 58,
       marginRight: 12,
-      ariaLabel: `${series.name} of ${label}, ${key} after each pass`,
+      ariaLabel: `${fullName(series)} of ${label}, ${key} after each pass`,
       ariaDescription:
         first &&
         `first ${form(first[key])}, most ${form(most)}, last ${form(last[key])}; the tables below have all changes`,
@@ -86,7 +87,7 @@
           Plot.pointerX({
             ...at,
             anchor: "bottom",
-            title: (one) => `${timeline.passes[one.position]}\n${series.name}: ${form(one[key])}`,
+            title: (one) => `${timeline.passes[one.position]}\n${fullName(series)}: ${form(one[key])}`,
           }),
         ),
       ],
@@ -94,9 +95,8 @@
   }
 
   function seriesName(series) {
-    const [name, ...title] = series.name.split(" ");
-    const made = element("div", "series-name", name);
-    if (title.length) made.append(element("small", "", title.join(" ")));
+    const made = element("div", "series-name", series.name);
+    if (series.title) made.append(element("small", "", series.title));
     return made;
   }
 
@@ -137,7 +137,7 @@
       ),
     );
     if (still.length) {
-      const names = still.map(({ series }) => series.name).join(", ");
+      const names = still.map(({ series }) => fullName(series)).join(", ");
       parts.push(element("p", "muted", `Never there as an instruction of its own: ${names}`));
     }
     box.replaceChildren(...parts);
@@ -189,7 +189,7 @@
               x: measure,
               y: "rule",
               fill: "var(--bar)",
-              insetTop: wide.matches ? 5 : 5,
+              insetTop: 5,
               insetBottom: wide.matches ? 5 : 20,
             }),
             Plot.text(mine, {

@@ -7,11 +7,8 @@ from typing import Any
 
 from hlo_audit.examination import Examined
 from hlo_audit.report import Report
-from hlo_audit.report.html.findings import traffic_of
 from hlo_audit.report.html.limits import MOST_PROGRAMS, cut
-from hlo_audit.report.wording import (
-    cost_of,
-)
+from hlo_audit.report.wording import cost_of
 from hlo_audit.rule import Rule
 from hlo_audit.timeline import Series
 
@@ -40,10 +37,9 @@ def _chart_series(series: Series) -> dict[str, Any]:
         if now != last:
             points.append([position, *now])
         last = now
-    title = "" if series.title == series.name else f" {series.title}"
     return {
-        "name": cut(f"{series.name}{title}"),
-        "rule": series.kind == "rule",
+        "name": cut(series.name),
+        "title": "" if series.title == series.name else cut(series.title),
         "points": points,
         "lasting": [
             [change.position, change.lasting_added, change.lasting_removed]
@@ -54,18 +50,16 @@ def _chart_series(series: Series) -> dict[str, Any]:
 
 
 def _chart_costs(report: Report, rules: Mapping[str, Rule]) -> Iterator[dict[str, Any]]:
-    """What the warnings of each rule take in a step: cycles, and bytes over HBM and the wire."""
+    """What the warnings of each rule take in a step: cycles, and bytes copied or sent."""
     for audit in report.programs[:MOST_PROGRAMS]:
         for code in rules:
             mine = [f for f in audit.findings if f.rule == code and f.severity == "warning"]
             if not mine:
                 continue
-            traffic = traffic_of(mine)
             yield {
                 "program": cut(audit.label),
                 "rule": code,
                 "count": len(mine),
                 "cycles": sum(cost_of(finding)[0] for finding in mine),
                 "bytes": sum(cost_of(finding)[1] for finding in mine),
-                "seconds": traffic.seconds(audit.hardware),
             }

@@ -17,14 +17,23 @@ from hlo_audit.report.diff_wording import (
     summary,
 )
 from hlo_audit.report.hlo_text import short_text
-from hlo_audit.report.html.limits import MOST_LISTED, cut
+from hlo_audit.report.html.limits import MOST_LISTED, MOST_OF_AN_INSTRUCTION, cut
 from hlo_audit.report.html.overview import target_of
-from hlo_audit.report.wording import (
-    clip,
-    cost_of,
-    format_cost,
-)
+from hlo_audit.report.listed import most_costly_first
+from hlo_audit.report.wording import format_cost
 from hlo_audit.rule import Finding
+
+Anchors = Mapping[tuple[str, FindingKey], str]
+"""Label and finding -> its id in the page."""
+
+
+@dataclass(frozen=True)
+class Brief:
+    """A finding on one line; ``anchor`` is ``""`` for one that the page does not show."""
+
+    anchor: str
+    rule: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -32,9 +41,7 @@ class Side:
     """One side of a comparison: its findings that the other has not."""
 
     name: str
-    label: str
-    target: str
-    findings: tuple[tuple[str, str, str], ...]
+    findings: tuple[Brief, ...]
     more: str
     instructions: tuple[str, ...]
     more_instructions: int
@@ -60,21 +67,19 @@ class Comparison:
     fixes: tuple[tuple[str, str, str], ...] = ()
     rows: tuple[NumberRow, ...] = ()
     sides: tuple[Side, ...] = ()
-    in_both: tuple[tuple[str, str, str], ...] = ()
+    in_both: tuple[Brief, ...] = ()
+    in_both_left_out: int = 0
     matched: str = ""
     opcodes: tuple[tuple[str, str, str, str], ...] = ()
     relaid: tuple[tuple[str, str, str], ...] = ()
     error: str = ""
 
 
-def comparison_of(
-    pair: Pair, audits: Sequence[ProgramAudit], anchors: Mapping[tuple[str, FindingKey], str]
-) -> Comparison:
+def comparison_of(pair: Pair, audits: Sequence[ProgramAudit], anchors: Anchors) -> Comparison:
     """What the page shows of two programs.
 
     Args:
         audits: of all programs, by whose places ``pair`` names its own.
-        anchors: label and finding -> its id in the page.
     """
     a, b = audits[pair.a], audits[pair.b]
     diff = pair.diff
@@ -90,6 +95,7 @@ def comparison_of(
     if same:
         title += f": {' '.join(part for part in (a.program, a.layout, target_of(a)) if part)}"
     shown = bool(diff.rules) and not diff.identical
+    in_both = _warnings(a, [f for one in diff.rules for f in one.in_both]) if shown else []
     return Comparison(
         title=title,
         names=names,
@@ -107,32 +113,35 @@ def comparison_of(
         else (),
         rows=tuple(number_rows(diff)) if diff.rules else (),
         sides=tuple(_sides(diff, (a, b), anchors)) if shown else (),
-        in_both=_briefly([f for one in diff.rules for f in one.in_both], a.label, anchors),
+        in_both=_briefly(in_both, a, anchors),
+        in_both_left_out=max(0, len(in_both) - MOST_LISTED),
         matched=_matched(diff),
         opcodes=tuple(_opcodes(diff)) if shown else (),
         relaid=tuple(_relaid(diff)) if shown else (),
     )
 
 
+def _warnings(audit: ProgramAudit, findings: Sequence[Finding]) -> list[Finding]:
+    """Those among findings of a program, the most costly first."""
+    return [one for one in most_costly_first(audit, findings) if one.severity == "warning"]
+
+
 def _briefly(
-    findings: Sequence[Finding], label: str, anchors: Mapping[tuple[str, FindingKey], str]
-) -> tuple[tuple[str, str, str], ...]:
-    """Anchor, rule and text of the warnings, most costly first; ``""`` for one not in the page."""
-    found = sorted((f for f in findings if f.severity == "warning"), key=cost_of, reverse=True)
+    findings: Sequence[Finding], audit: ProgramAudit, anchors: Anchors
+) -> tuple[Brief, ...]:
+    """The first findings of a program."""
     return tuple(
-        (
-            anchors.get((label, finding_key(one)), ""),
+        Brief(
+            anchors.get((audit.label, finding_key(one)), ""),
             one.rule,
             cut("; ".join(part for part in (one.message, format_cost([one])) if part)),
         )
-        for one in found[:MOST_LISTED]
+        for one in findings[:MOST_LISTED]
     )
 
 
 def _sides(
-    diff: Diff,
-    audits: tuple[ProgramAudit, ProgramAudit],
-    anchors: Mapping[tuple[str, FindingKey], str],
+    diff: Diff, audits: tuple[ProgramAudit, ProgramAudit], anchors: Anchors
 ) -> Iterator[Side]:
     matching = diff.matching
     for side, audit, only, instructions in (
@@ -149,19 +158,17 @@ def _sides(
             matching.only_b if matching else (),
         ),
     ):
-        brief = _briefly(only, audit.label, anchors)
-        warnings = sum(finding.severity == "warning" for finding in only)
-        rest = [f"{warnings - len(brief):,} more"] if warnings > len(brief) else []
-        notes = len(only) - warnings
+        warnings = _warnings(audit, only)
+        left_out = len(warnings) - MOST_LISTED
+        rest = [f"{left_out:,} more"] if left_out > 0 else []
+        notes = len(only) - len(warnings)
         rest += [f"{notes:,} {'note' if notes == 1 else 'notes'}"] if notes else []
         big = largest(instructions)
         yield Side(
             side.name,
-            audit.label,
-            target_of(audit),
-            brief,
+            _briefly(warnings, audit, anchors),
             " and ".join(rest),
-            tuple(clip(short_text(one, 160), 160) for one in big[:MOST_LISTED]),
+            tuple(short_text(one, MOST_OF_AN_INSTRUCTION) for one in big[:MOST_LISTED]),
             max(0, len(big) - MOST_LISTED),
         )
 

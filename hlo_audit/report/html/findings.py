@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 
 from hlo_audit.cost import NO_TRAFFIC, Traffic
 from hlo_audit.examination import Examined, WayStep, finding_key
-from hlo_audit.hlo import Instruction, SourceLocation
+from hlo_audit.hlo import Instruction
 from hlo_audit.program_audit import ProgramAudit
-from hlo_audit.report.diff_wording import (
-    format_seconds,
-)
+from hlo_audit.report.diff_wording import format_seconds
 from hlo_audit.report.hlo_text import HloExcerpt, excerpt_around
-from hlo_audit.report.html.limits import MOST_FRAMES, MOST_LISTED, cut
-from hlo_audit.report.html.overview import rules_of, share_of
-from hlo_audit.report.listed import Listed
+from hlo_audit.report.html.limits import MOST_FRAMES, MOST_LISTED, MOST_OF_A_SOURCE_LINE, cut
+from hlo_audit.report.html.overview import share_of
+from hlo_audit.report.listed import Listed, programs_of
 from hlo_audit.report.snippets import Snippet, SourceReader
 from hlo_audit.report.sources import Place, Repository
 from hlo_audit.report.wording import (
@@ -43,16 +41,16 @@ class FindingView:
         numbers: the places of its programs in the report, from 1.
         share: of the cost of the most costly one, 0 to 100.
         facts: heading, text, and whether it is of the module or the program, as code.
-        others: the instructions of the others of its group.
+        others: the instructions of some others of its group.
+        others_left_out: how many there are more than these.
     """
 
     anchor: str
     level: str
     rule: str
-    slug: str
     message: str
     times: int
-    programs: tuple[str, ...]
+    programs: str
     numbers: tuple[int, ...]
     cost: str
     seconds: str
@@ -61,6 +59,7 @@ class FindingView:
     introduced: str
     facts: tuple[tuple[str, str, bool], ...]
     others: tuple[str, ...]
+    others_left_out: int
     frames: tuple[Place, ...]
     snippet: Snippet | None
     stage: str
@@ -108,20 +107,19 @@ def finding_view(
     """
     entry, finding = group[0], group[0].finding
     audit = entry.audit
-    found = _instruction(one, finding, rules_of([audit])[finding.rule])
+    rule = next(rule for rule in audit.rules if rule.code == finding.rule)
+    found = _instruction(one, finding, rule)
     stage, instruction = found if found else ("", None)
     findings = [other.finding for other in group]
-    labels = dict.fromkeys(other.audit.label for other in group)
-    frames = ([finding.source] if finding.source else []) + list(finding.stack)
+    others = findings[1:MOST_LISTED]
     places = repository.places(finding)
     return FindingView(
         anchor=anchor,
         level=entry.level,
         rule=finding.rule,
-        slug=finding.slug,
         message=cut(finding.message),
         times=len(group),
-        programs=tuple(labels),
+        programs=programs_of(group),
         numbers=tuple(numbers),
         cost=format_cost(findings),
         seconds=_time_said(findings, audit),
@@ -131,12 +129,13 @@ def finding_view(
         facts=tuple(
             (cut(name), cut(text), code) for name, text, code in _facts(finding, audit) if text
         ),
-        others=tuple(f"%{other.finding.instruction}" for other in group[1:MOST_LISTED]),
+        others=tuple(f"%{other.instruction}" for other in others),
+        others_left_out=len(group) - 1 - len(others),
         frames=tuple(
             replace(place, path=cut(place.path), function=cut(place.function))
             for place in places[:MOST_FRAMES]
         ),
-        snippet=_clipped(reader.snippet(_first_shown(frames, places, repository))),
+        snippet=_clipped(reader.snippet(repository.frames(finding))),
         stage=_STAGES[stage] if stage else "",
         excerpt=excerpt_around(instruction) if instruction else None,
         way=one.ways.get(finding_key(finding), ()),
@@ -144,21 +143,11 @@ def finding_view(
     )
 
 
-def _first_shown(
-    frames: Sequence[SourceLocation], places: Sequence[Place], repository: Repository
-) -> list[SourceLocation]:
-    """The frames from the one that is named first on."""
-    if not places:
-        return []
-    start = next((n for n, f in enumerate(frames) if repository.place(f) == places[0]), 0)
-    return list(frames[start:])
-
-
 def _clipped(snippet: Snippet | None) -> Snippet | None:
     if snippet is None:
         return None
-    lines = tuple(clip(line.expandtabs(4), 200) for line in snippet.lines)
-    return Snippet(snippet.place, snippet.first, snippet.line, lines)
+    lines = (clip(line.expandtabs(4), MOST_OF_A_SOURCE_LINE) for line in snippet.lines)
+    return replace(snippet, lines=tuple(lines))
 
 
 def _instruction(one: Examined, finding: Finding, rule: Rule) -> tuple[str, Instruction] | None:
@@ -173,7 +162,7 @@ def _instruction(one: Examined, finding: Finding, rule: Rule) -> tuple[str, Inst
     return None
 
 
-def traffic_of(findings: Sequence[Finding]) -> Traffic:
+def _traffic_of(findings: Sequence[Finding]) -> Traffic:
     total = NO_TRAFFIC
     for finding in findings:
         total += (finding.traffic or NO_TRAFFIC).times(finding.executions)
@@ -208,7 +197,7 @@ def _facts(finding: Finding, audit: ProgramAudit) -> Iterator[tuple[str, str, bo
 
 def _time_said(findings: Sequence[Finding], audit: ProgramAudit) -> str:
     """The time of one, and of all that are alike; ``""`` where it is not known."""
-    one, all_ = (traffic_of(some).seconds(audit.hardware) for some in (findings[:1], findings))
+    one, all_ = (_traffic_of(some).seconds(audit.hardware) for some in (findings[:1], findings))
     if not one or not all_:
         return ""
     each = f"about {format_seconds(one)}"
@@ -237,14 +226,12 @@ def _of_step(cycles: int, audit: ProgramAudit) -> str:
 
 def note_of(group: Sequence[Listed], repository: Repository, reason: str = "") -> Note:
     finding = group[0].finding
-    labels = list(dict.fromkeys(entry.audit.label for entry in group))
-    more = f" and {len(labels) - 4:,} more" if len(labels) > 4 else ""
     places = repository.places(finding)
     return Note(
         f"{finding.rule} {finding.slug}",
         cut(finding.message),
         len(group),
-        ", ".join(labels[:4]) + more,
+        programs_of(group),
         cut(str(places[0])) if places else "",
         reason,
     )

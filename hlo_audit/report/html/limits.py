@@ -17,13 +17,19 @@ MOST_PAIRS = 12
 """Comparisons of two programs."""
 
 MOST_ROWS = 120
-"""Rows of a table of passes or of an entry."""
+"""Rows of a table, and notices of the gate."""
 
 MOST_LISTED = 12
 """Entries of a list within one of these."""
 
 MOST_FRAMES = 8
 """Callers of a finding's line."""
+
+MOST_OF_A_SOURCE_LINE = 200
+"""Characters of a line of Python."""
+
+MOST_OF_AN_INSTRUCTION = 160
+"""Characters of an instruction in a comparison."""
 
 MOST_CHARACTERS = 400
 """Of one text out of a dump, where many may stand."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,20 +10,16 @@ from hlo_audit.errors import CompileError
 from hlo_audit.examination import Examined
 from hlo_audit.program_audit import ProgramAudit
 from hlo_audit.report import Report
-from hlo_audit.report.diff_wording import (
-    format_seconds,
-)
-from hlo_audit.report.html.limits import cut
+from hlo_audit.report.diff_wording import format_seconds
+from hlo_audit.report.html.limits import MOST_ROWS, cut
+from hlo_audit.report.violations import ViolationRow, known_heading, violation_rows
 from hlo_audit.report.wording import (
     cost_of,
     format_bytes,
-    format_cost,
-    format_difference,
-    format_limit,
     headline_with_failed,
     not_audited,
 )
-from hlo_audit.rule import Rule
+from hlo_audit.rule import Finding, Rule
 
 Status = Literal["passed", "failed", "none"]
 
@@ -56,33 +52,26 @@ class ProgramRow:
     share: float | None
     seconds: str
     counts: tuple[Count, ...]
-    cost: str
     error: str
     log_title: str
     log: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Difference:
-    """What is off in the gate, as a row."""
-
-    program: str
-    rule: str
-    known: str
-    found: str
-    difference: str
-    remark: str
-
-
-@dataclass(frozen=True)
 class Verdict:
-    """The verdict and why; ``text`` leads with the programs that were not audited."""
+    """The verdict and why; ``text`` leads with the programs that were not audited.
+
+    Attributes:
+        notices: whether it fails the gate, and what it says.
+    """
 
     status: Status
     text: str
     known_heading: str
-    violations: tuple[Difference, ...]
+    violations: tuple[ViolationRow, ...]
+    violations_left_out: int
     notices: tuple[tuple[bool, str], ...]
+    notices_left_out: int
 
 
 def damage_said(label: str, one: Examined) -> str:
@@ -92,30 +81,28 @@ def damage_said(label: str, one: Examined) -> str:
     return f"{label} has no timeline, as its dump is damaged: {one.damage}"
 
 
-def verdict(report: Report, examined: Sequence[Examined], rules: Mapping[str, Rule]) -> Verdict:
+def verdict(report: Report, examined: Sequence[Examined]) -> Verdict:
     gate = report.gate
     status: Status = (
         "failed" if not_audited(report) or not gate.passed else "passed" if gate.held else "none"
     )
-    violations = [
-        Difference(
-            one.program,
-            f"{one.rule} {rules[one.rule].slug if one.rule in rules else ''}".strip(),
-            ("at most " if one.against == "budget" else "") + format_limit(one, one.limit),
-            format_limit(one, one.count),
-            format_difference(one),
-            one.remark,
-        )
-        for one in gate.violations
-    ]
+    text = headline_with_failed(report)
+    violations = tuple(violation_rows(report))
     notices = [(notice.fails, notice.message) for notice in gate.notices]
     notices += [
         (False, cut(said))
         for audit, one in zip(report.programs, examined, strict=True)
         if (said := damage_said(audit.label, one))
     ]
-    known = "allowed" if gate.against == "budget" else gate.against
-    return Verdict(status, headline_with_failed(report), known, tuple(violations), tuple(notices))
+    return Verdict(
+        status,
+        text[0].upper() + text[1:],
+        known_heading(gate),
+        violations[:MOST_ROWS],
+        max(0, len(violations) - MOST_ROWS),
+        tuple(notices[:MOST_ROWS]),
+        max(0, len(notices) - MOST_ROWS),
+    )
 
 
 def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:
@@ -124,7 +111,6 @@ def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:
     for audit in report.programs:
         cycles = audit.cost.estimated_cycles if audit.cost else None
         seconds = audit.cost.seconds(audit.hardware) if audit.cost else None
-        findings = [finding for finding in audit.findings if finding.severity == "warning"]
         settings = {**audit.settings, **{f"--xla-flag {k}": v for k, v in audit.xla_flags.items()}}
         mesh = ",".join(f"{axis}={size}" for axis, size in audit.mesh.items())
         said = [f"mesh {mesh}"] if mesh else []
@@ -136,8 +122,7 @@ def program_rows(report: Report, codes: Sequence[str]) -> Iterator[ProgramRow]:
             cycles="" if cycles is None else f"{cycles:,}",
             share=None if cycles is None else share_of(cycles, most),
             seconds="" if not seconds else f"about {format_seconds(seconds)}",
-            counts=tuple(_count(audit, code, (audit.label, code) in broken) for code in codes),
-            cost=format_cost(findings) if findings else "",
+            counts=tuple(_counts(audit, codes, broken)),
             error="" if audit.error is None else str(audit.error),
             log_title="What the compiler wrote last"
             if isinstance(audit.error, CompileError)
@@ -150,18 +135,28 @@ def share_of(value: float, most: float) -> float:
     return round(100 * value / most, 1) if most > 0 else 0.0
 
 
-def _count(audit: ProgramAudit, code: str, breaks: bool) -> Count:
-    if audit.error is not None:
-        return Count(0, 0, "", False, "not audited")
-    if code not in audit.counts:
-        return Count(0, 0, "", False, "not applied")
-    if audit.counts[code] is None:
-        return Count(0, 0, "", breaks, f"not counted: {audit.skipped.get(code, '')}")
-    mine = [finding for finding in audit.findings if finding.rule == code]
-    warnings = [finding for finding in mine if finding.severity == "warning"]
-    copied = sum(cost_of(finding)[1] for finding in warnings)
-    size = format_bytes(copied) if copied else ""
-    return Count(len(warnings), len(mine) - len(warnings), size, breaks)
+def _counts(
+    audit: ProgramAudit, codes: Sequence[str], broken: Container[tuple[str, str]]
+) -> Iterator[Count]:
+    """Of each rule."""
+    by_rule: dict[str, list[Finding]] = {}
+    for finding in audit.findings:
+        by_rule.setdefault(finding.rule, []).append(finding)
+    applied = {rule.code for rule in audit.rules}
+    for code in codes:
+        breaks = (audit.label, code) in broken
+        if audit.error is not None:
+            yield Count(0, 0, "", False, "not audited")
+        elif code not in applied:
+            yield Count(0, 0, "", False, "not applied")
+        elif code in audit.skipped:
+            yield Count(0, 0, "", breaks, f"not counted: {audit.skipped[code]}")
+        else:
+            mine = by_rule.get(code, ())
+            warnings = [finding for finding in mine if finding.severity == "warning"]
+            moved = sum(cost_of(finding)[1] for finding in warnings)
+            size = format_bytes(moved) if moved else ""
+            yield Count(len(warnings), len(mine) - len(warnings), size, breaks)
 
 
 def versions_of(report: Report) -> tuple[tuple[str, str], ...]:

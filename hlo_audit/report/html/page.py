@@ -36,9 +36,7 @@ from hlo_audit.report.html.passes import PassesView, passes_of
 from hlo_audit.report.listed import alike, listed, suppressed
 from hlo_audit.report.snippets import SourceReader
 from hlo_audit.report.sources import Repository
-from hlo_audit.report.wording import (
-    headline_with_failed,
-)
+from hlo_audit.report.wording import headline_with_failed
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def page_of(
     compared = [comparison_of(pair, report.programs, anchors) for pair in pairs[:MOST_PAIRS]]
     return Page(
         title=f"hlo-audit: {headline_with_failed(report)}",
-        verdict=verdict(report, examined, rules),
+        verdict=verdict(report, examined),
         codes=tuple((rule.code, rule.slug, rule.summary) for rule in rules.values()),
         programs=tuple(program_rows(report, tuple(rules))),
         has_cycles=any(audit.cost for audit in report.programs),
