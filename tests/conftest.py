@@ -121,6 +121,12 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return unpack
 
 
+@pytest.fixture(scope="session")
+def both_modes(dumps: Callable[[str], Path]) -> list[Path]:
+    """Dumps of the LM head by the newest jax there is one of: in auto, then in explicit mode."""
+    return [dumps("lm_head_versions") / f"jax-0.12.0-{mode}" for mode in ("auto", "explicit")]
+
+
 @pytest.fixture(scope="module")
 def unoptimized() -> Iterator[None]:
     """Compile for CPU devices without most of XLA's optimisations: for the small arrays of tests

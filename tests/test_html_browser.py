@@ -15,13 +15,17 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
 from typing import Any
 
 import pytest
+
+from command_line import run
+from hlo_audit.manifest import MANIFEST_NAME
+from html_pages import large_module, manifest
 
 EXECUTABLE = next(
     (
@@ -227,17 +231,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def report(output: Path, *arguments: str | Path) -> Path:
     """The page that the command writes."""
-    command = [sys.executable, "-m", "hlo_audit", "report", *map(str, arguments), "-o", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = run("report", *arguments, "-o", output, most_seconds=600)
     assert done.returncode in (0, 1), done.stderr
     return output
 
 
 @pytest.fixture(scope="module")
-def page(dumps: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = dumps("lm_head_versions")
-    output = tmp_path_factory.mktemp("page") / "page.html"
-    return report(output, folder / "jax-0.12.0-auto", folder / "jax-0.12.0-explicit")
+def page(both_modes: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report(tmp_path_factory.mktemp("page") / "page.html", *both_modes)
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -426,24 +427,16 @@ metadata={{{about}}}
         "after_codegen",
     ):
         (folder / f"module_0000.jit_step.{ending}.txt").write_text(text, encoding="utf-8")
-    manifest = {
-        "schema_version": 1,
-        "program": name,
-        "mode": "explicit",
-        "layout": name,
-        "platform": "tpu",
-        "topology": name,
-        "mesh": {name: 4},
-        "settings": {name: name},
-        "xla_flags": {name: name},
-        "versions": {"jax": name},
-        "module": "jit_step",
-        "devices": 4,
-        "lower_seconds": 1.0,
-        "compile_seconds": 1.0,
-        "digest": "0" * 64,
-    }
-    (folder / "hlo-audit.json").write_text(json.dumps(manifest))
+    made = manifest(
+        program=name,
+        layout=name,
+        topology=name,
+        mesh={name: 4},
+        settings={name: name},
+        xla_flags={name: name},
+        versions={"jax": name},
+    )
+    (folder / MANIFEST_NAME).write_text(json.dumps(made))
     return folder
 
 
@@ -519,25 +512,8 @@ OPENS_WITHIN_SECONDS = 2.0
 def large_dump(folder: Path) -> Path:
     """A dump of 100,000 instructions, 2,000 of them relayout copies, with 40 passes."""
     folder.mkdir()
-    shape, turned = "f32[512,512]{1,0:T(8,128)}", "f32[512,512]{0,1:T(8,128)}"
-    lines = [
-        "HloModule jit_large, is_scheduled=true, num_partitions=4\n\n",
-        "ENTRY %main (p: f32[512,512]) -> f32[512,512] {\n",
-        f'  %p = {shape} parameter(0), metadata={{op_name="p"}}\n',
-    ]
-    last = "p"
-    for number in range(100_000 - 2):
-        about = f'metadata={{op_name="jit(step)/layer_{number}/mul" source_file="/src/m.py" '
-        about += f"source_line={number % 900 + 1}}}"
-        if number % 50 == 0:
-            lines.append(f"  %copy.{number} = {turned} copy(%{last}), {about}\n")
-        else:
-            lines.append(f"  %multiply.{number} = {shape} multiply(%{last}, %p), {about}\n")
-            last = f"multiply.{number}"
-    lines.append(f"  ROOT %add.1 = {shape} add(%{last}, %p)\n}}\n")
-    text = "".join(lines)
     first = folder / "module_0000.jit_large.before_optimizations.txt"
-    first.write_text(text)
+    large_module(first, 100_000, 2_000)
     endings = ["0000.start.after_pipeline-start.before_layout-assignment"]
     endings += [f"{n:04d}.late.after_pass-{n}.before_pass-{n + 1}" for n in range(1, 40)]
     for ending in (*endings, "after_codegen"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,10 @@ COMMANDS = {
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_no_line_ends_in_blanks(
-    dumps: Callable[[str], Path], tmp_path: Path, command: list[str], width: int
+    both_modes: list[Path], tmp_path: Path, command: list[str], width: int
 ) -> None:
-    folder = dumps("lm_head_versions")
-    places = {mode: folder / f"jax-0.12.0-{mode}" for mode in ("auto", "explicit")}
-    arguments = [one.format(**places) for one in command]
+    auto, explicit = both_modes
+    arguments = [one.format(auto=auto, explicit=explicit) for one in command]
     result = CliRunner().invoke(cli, arguments, env={"COLUMNS": str(width)})
     assert result.exit_code == 0, result.output
     assert len(result.stdout.splitlines()) > 1
