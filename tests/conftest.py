@@ -19,9 +19,11 @@ _ARCHIVES = Path(__file__).parent / "data"
 
 # For the test files to import. The folder does not stay on the path: the path reaches the compile
 # workers, and decides what is found in their cache.
-pytest.register_assert_rewrite("command_line")
+_SHARED = ("command_line", "html_pages")
+pytest.register_assert_rewrite(*_SHARED)
 sys.path.insert(0, str(Path(__file__).parent))
-importlib.import_module("command_line")
+for _name in _SHARED:
+    importlib.import_module(_name)
 sys.path.pop(0)
 
 
