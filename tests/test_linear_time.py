@@ -18,7 +18,7 @@ from hlo_audit.dump import read_module
 from hlo_audit.errors import HloAuditError
 from hlo_audit.gate import judge
 from hlo_audit.history import read_histories
-from hlo_audit.hlo import parse_module
+from hlo_audit.hlo import Memo, parse_module
 from hlo_audit.program import Recorded
 from hlo_audit.program_audit import audit_recorded
 from hlo_audit.report import Report
@@ -196,6 +196,13 @@ SHAPES: dict[str, Callable[[int], str]] = {
     "small computations": lambda n: entry(
         head=HEAD + "".join(f"%f{i} {{\n  ROOT %p = f32[] parameter(0)\n}}\n\n" for i in range(n))
     ),
+    "small computations of a thread": lambda n: entry(
+        head=HEAD
+        + "".join(
+            f'%f{i} {{\n  ROOT %p = f32[] parameter(0)\n}}, execution_thread="sparsecore"\n\n'
+            for i in range(n)
+        )
+    ),
     "small computations, not plain": lambda n: entry(
         head=HEAD + "".join(f"%f{i} {{  ROOT %p = f32[] parameter(0) }}\n\n" for i in range(n))
     ),
@@ -302,6 +309,39 @@ def test_a_dump_is_looked_through_in_linear_time(
         return time.process_time() - started
 
     hold_linear(seconds, first=300)
+
+
+EDITS: dict[str, Callable[[list[str]], list[str]]] = {
+    "nothing": lambda lines: lines,
+    "every other line": lambda lines: [
+        line.replace("copy", "negate") if number % 2 else line for number, line in enumerate(lines)
+    ],
+    "every line": lambda lines: [line.replace("copy", "negate") for line in lines],
+    "the other way round": lambda lines: lines[::-1],
+    "halves exchanged": lambda lines: lines[len(lines) // 2 :] + lines[: len(lines) // 2],
+    "most lines gone": lambda lines: lines[:: len(lines) // 10],
+    "a line between any two": lambda lines: [
+        new for line in lines for new in (line, line.replace("%v", "%w"), line.replace("%v", "%x"))
+    ],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_changed_snapshot_is_read_in_linear_time(edit: str) -> None:
+    def seconds(count: int) -> float:
+        lines = each(count, f"%v{{n}} = {P} copy(%p)")
+        texts = [entry(*lines), entry(*EDITS[edit](lines))]
+        taken = 0.0
+        for before, after in (texts, texts[::-1]):
+            memo = Memo()
+            parse_module(before, memo=memo)
+            started = time.process_time()
+            module = parse_module(after, memo=memo)
+            taken += time.process_time() - started
+            assert len(module.entry) == after.count(" = ")
+        return taken
+
+    hold_linear(seconds)
 
 
 @pytest.mark.parametrize("name", SHAPES)

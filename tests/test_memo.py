@@ -74,6 +74,27 @@ CHANGES = {
     "a line less": lambda text: text.replace("  %b = f32[8]{0} multiply(%a, %q)\n", "").replace(
         "subtract(%b", "subtract(%a"
     ),
+    "lines in several places": lambda text: (
+        text.replace("%a = f32[8]{0} add", "%a = f32[8] add")
+        .replace("  %c = ", "  %new = f32[8]{0} negate(%b)\n  %c = ")
+        .replace("fusion(%c)", "fusion(%a)")
+    ),
+    "lines in another order": lambda text: text.replace(
+        "  %b = f32[8]{0} multiply(%a, %q)\n  %c = f32[8]{0} subtract(%b, %a)\n",
+        "  %c = f32[8]{0} subtract(%a, %a)\n  %b = f32[8]{0} multiply(%a, %q)\n",
+    ),
+    "a definition behind its use": lambda text: text.replace(
+        "  %b = f32[8]{0} multiply(%a, %q)\n  %c = f32[8]{0} subtract(%b, %a)\n",
+        "  %c = f32[8]{0} subtract(%b, %a)\n  %b = f32[8]{0} multiply(%a, %q)\n",
+    ),
+    "an element of a tuple": lambda text: text.replace(
+        "%a = f32[8]{0} add(%q, %q)", "%a = (f32[8]{0}, f32[8]{0}) custom-call(%q)"
+    ).replace("subtract(%b, %a)", "subtract(%b, %a#1)"),
+    "an element of a shorter tuple": lambda text: text.replace(
+        "%a = f32[8]{0} add(%q, %q)", "%a = (f32[8]{0}) custom-call(%q)"
+    ).replace("subtract(%b, %a)", "subtract(%b, %a#1)"),
+    "no lines": lambda text: text.replace(text[text.index("  %q") : text.index("}\n\nENTRY")], ""),
+    "a thread": lambda text: text.replace("}\n\nENTRY", '}, execution_thread="main"\n\nENTRY'),
     "an operand that is gone": lambda text: text.replace("  %b = f32[8]{0} multiply(%a, %q)\n", ""),
     "an operand before its definition": lambda text: text.replace("add(%q, %q)", "add(%q, %c)"),
     "a name that is there twice": lambda text: text.replace("  %c = ", "  %a = "),

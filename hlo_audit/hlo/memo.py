@@ -10,77 +10,61 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hlo_audit.hlo.module import Computation, Pieces
-from hlo_audit.hlo.shape import Shape
-
-NEXT_LINE = "\n  "
-"""What starts the line of an instruction; lines that continue one start otherwise."""
+from hlo_audit.hlo.body import Body
+from hlo_audit.hlo.module import Computation, Module
 
 
-class Record(NamedTuple):
-    """A computation that was read.
+class Place(NamedTuple):
+    """Where the lines of a body start and end, counted from the start of its computation, and how
+    many of them continue one above."""
 
-    Attributes:
-        computation: the graph.
-        is_entry: whether ``ENTRY`` stands before its name.
-        body: where its lines start and end, counted from the computation's start; ``None`` where
-            it was not read the plain way.
-    """
-
-    computation: Computation
-    is_entry: bool
-    body: tuple[int, int] | None
-
-
-class Common(NamedTuple):
-    """What a body has in common with its namesake's in the snapshot before, in whole lines.
-
-    Attributes:
-        head_lines: the instructions with which both begin.
-        tail_lines: those with which both end.
-        head: the characters that the former take.
-        tail: those that the latter take.
-        head_reads: the indices of the operands of each of the former.
-        head_shapes: their shapes.
-    """
-
-    head_lines: Sequence[Pieces] = ()
-    tail_lines: Sequence[Pieces] = ()
-    head: int = 0
-    tail: int = 0
-    head_reads: Sequence[tuple[int, ...]] = ()
-    head_shapes: Sequence[Shape] = ()
-
-
-NOTHING = Common()
+    start: int
+    end: int
+    continued: int
 
 
 class Memo:
     """The snapshot read before; empty at first.
 
     Attributes:
-        records: its computations, in the order of the text.
+        names: of its computations, in the order of the text.
+        computations: the graphs.
+        places: where the lines of each are; ``None`` where they were not read the plain way.
         offsets: where each starts in the text, and where the text ends.
         lines: the line of each, counted from 1.
+        entry_name: the name of the one with ``ENTRY`` before it.
+        tables: the text of the source tables.
     """
 
-    __slots__ = ("_index", "_text", "lines", "offsets", "records")
+    __slots__ = (
+        *("_index", "_text", "computations", "entry_name", "lines", "names", "offsets"),
+        *("places", "tables"),
+    )
 
     def __init__(self) -> None:
-        self.remember("", [], [0], [])
+        self._text = self.tables = ""
+        self.names: Sequence[str] = ()
+        self.computations: Sequence[Computation] = ()
+        self.places: Sequence[Place | None] = ()
+        self.offsets: Sequence[int] = (0,)
+        self.lines: Sequence[int] = ()
+        self.entry_name: str | None = None
+        self._index: Mapping[str, int] = {}
 
     def remember(
-        self, text: str, records: Sequence[Record], offsets: Sequence[int], lines: Sequence[int]
+        self, text: str, module: Module, offsets: Sequence[int], places: Sequence[Place | None]
     ) -> None:
         """Take this snapshot in place of the one before."""
-        self._text = text
-        self.records, self.offsets, self.lines = records, offsets, lines
-        self._index: Mapping[str, int] = {
-            record.computation.name: index for index, record in enumerate(records)
-        }
+        self._text, self.tables = text, module.frame_tables
+        self.names = list(module.computations)
+        self.computations = list(module.computations.values())
+        self.lines = list(module.lines.values())
+        self.entry_name = module.entry_name
+        self.offsets, self.places = offsets, places
+        self._index = dict(zip(self.names, range(len(self.names)), strict=True))
 
     def index_of(self, name: str) -> int | None:
-        """The place of a computation among the :attr:`records`."""
+        """The place of a computation among the :attr:`names`."""
         return self._index.get(name)
 
     def run(self, text: str, position: int, first: int) -> int:
@@ -90,8 +74,8 @@ class Memo:
             the index behind the last of them; ``first`` where not even that one stands there.
         """
         offsets, last, step = self.offsets, first, 1
-        while last < len(self.records):
-            end = min(last + step, len(self.records))
+        while last < len(self.names):
+            end = min(last + step, len(self.names))
             if text.startswith(self._text[offsets[last] : offsets[end]], position):
                 position += offsets[end] - offsets[last]
                 last, step = end, 2 * step
@@ -101,50 +85,11 @@ class Memo:
                 step = 1
         return last
 
-    def in_common(self, name: str, text: str, start: int, end: int) -> Common:
-        """Compare the body between ``start`` and ``end`` of ``text`` with its namesake's."""
+    def body_of(self, name: str) -> Body | None:
+        """The body of a computation; ``None`` where there is none, or none read the plain way."""
         index = self._index.get(name)
-        if index is None or (place := self.records[index].body) is None:
-            return NOTHING
-        offset = self.offsets[index]
-        before, body = self._text[offset + place[0] : offset + place[1]], text[start:end]
-        # What is shared is cut at the start of the last line in it, or of the first.
-        head = max(before.rfind(NEXT_LINE, 0, _common_prefix(before, body)), 0)
-        most = min(len(before), len(body)) - head
-        tail_start = before.find(NEXT_LINE, len(before) - _common_suffix(before, body, most))
-        tail = len(before) - tail_start if tail_start >= 0 else 0
-        computation = self.records[index].computation
-        head_count = before.count(NEXT_LINE, 0, head)
-        tail_count = before.count(NEXT_LINE, len(before) - tail)
-        return Common(
-            computation._lines[:head_count],
-            computation._lines[len(computation) - tail_count :],
-            head,
-            tail,
-            computation._reads[:head_count],
-            computation._shapes[:head_count],
-        )
-
-
-def _common_prefix(a: str, b: str) -> int:
-    """The number of characters in which ``a`` and ``b`` begin alike."""
-    known, possible = 0, min(len(a), len(b))
-    while known < possible:
-        middle = (known + possible + 1) // 2
-        if a[known:middle] == b[known:middle]:
-            known = middle
-        else:
-            possible = middle - 1
-    return known
-
-
-def _common_suffix(a: str, b: str, most: int) -> int:
-    """The number of characters, up to ``most``, in which ``a`` and ``b`` end alike."""
-    known, possible = 0, most
-    while known < possible:
-        middle = (known + possible + 1) // 2
-        if a[len(a) - middle : len(a) - known] == b[len(b) - middle : len(b) - known]:
-            known = middle
-        else:
-            possible = middle - 1
-    return known
+        if index is None or (place := self.places[index]) is None:
+            return None
+        start = self.offsets[index]
+        text = self._text[start + place.start : start + place.end]
+        return Body(text, self.computations[index]._rows, place.continued)

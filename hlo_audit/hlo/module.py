@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo import attributes as read
@@ -73,11 +73,18 @@ class EntryLayout:
     result: Shape
 
 
-Pieces = tuple[str, str, str, str, str, str]
-"""An instruction in the pieces of its text: ``"ROOT "`` or ``""``, ``%name``, shape, opcode,
-operands, attributes."""
+Row = tuple[str, str, str, str, str, str, Shape, tuple[str, ...]]
+"""An instruction as the parser leaves it. First its text in pieces: ``"ROOT "`` or ``""``,
+``%name``, shape, opcode, operands, attributes; then what they are read as: the shape, and the
+``%name`` of each operand. It says nothing of its place, so that two snapshots can share it."""
 
-_ROOT, _NAME, _OPCODE, _OPERANDS, _ATTRIBUTES = 0, 1, 3, 4, 5
+ROOT: Final = 0
+NAME: Final = 1
+OPCODE: Final = 3
+OPERANDS: Final = 4
+ATTRIBUTES: Final = 5
+SHAPE: Final = 6
+READS: Final = 7
 
 
 class Instruction:
@@ -85,7 +92,7 @@ class Instruction:
 
     # A large module has 100,000 of them: few slots, and no __init__; see Computation.instructions.
     __slots__ = (
-        *("_attributes", "_computation", "_index", "_operands", "_pieces", "_shape"),
+        *("_attributes", "_computation", "_index", "_operands", "_row"),
         "_wide_operand_values",
     )
 
@@ -93,8 +100,7 @@ class Instruction:
     _computation: Computation
     _index: int
     _operands: tuple[Instruction, ...]
-    _pieces: Pieces
-    _shape: Shape
+    _row: Row
     _wide_operand_values: tuple[Value, ...]
 
     # -- what every instruction has
@@ -102,15 +108,15 @@ class Instruction:
     @property
     def name(self) -> str:
         """Its name, without the ``%``; unique within the computation."""
-        return self._pieces[_NAME][1:]
+        return self._row[NAME][1:]
 
     @property
     def opcode(self) -> str:
-        return self._pieces[_OPCODE]
+        return self._row[OPCODE]
 
     @property
     def shape(self) -> Shape:
-        return self._shape
+        return self._row[SHAPE]
 
     @property
     def computation(self) -> Computation:
@@ -143,12 +149,12 @@ class Instruction:
             return self._wide_operand_values
 
     def _make_operand_values(self) -> tuple[Value, ...]:
-        if "#" not in self._pieces[_OPERANDS] or not self._operands:
+        if "#" not in self._row[OPERANDS] or not self._operands:
             return tuple(Value(operand) for operand in self._operands)
         return tuple(
             Value(operand, index)
             for operand, (_, index) in zip(
-                self._operands, read.parse_operands(self._pieces[_OPERANDS]), strict=True
+                self._operands, read.parse_operands(self._row[OPERANDS]), strict=True
             )
         )
 
@@ -169,13 +175,13 @@ class Instruction:
     @property
     def literal(self) -> str:
         """What stands between the parentheses, as printed: the value of a ``constant``."""
-        return self._pieces[_OPERANDS]
+        return self._row[OPERANDS]
 
     @property
     def parameter_number(self) -> int | None:
         """The number of a ``parameter``; ``None`` for every other opcode."""
-        text = self._pieces[_OPERANDS].strip()
-        return int(text) if self._pieces[_OPCODE] == "parameter" and read.is_number(text) else None
+        text = self._row[OPERANDS].strip()
+        return int(text) if self._row[OPCODE] == "parameter" and read.is_number(text) else None
 
     # -- attributes
 
@@ -185,13 +191,13 @@ class Instruction:
         try:
             return self._attributes
         except AttributeError:
-            self._attributes = read.split_attributes(self._pieces[_ATTRIBUTES])
+            self._attributes = read.split_attributes(self._row[ATTRIBUTES])
             return self._attributes
 
     @property
     def attribute_text(self) -> str:
         """Every attribute as printed, from the comma on."""
-        return self._pieces[_ATTRIBUTES]
+        return self._row[ATTRIBUTES]
 
     @property
     def metadata(self) -> Metadata:
@@ -206,10 +212,10 @@ class Instruction:
     @property
     def custom_call_target(self) -> str:
         """The target of a ``custom-call``; ``""`` for every other opcode."""
-        if self._pieces[_OPCODE] != "custom-call":
+        if self._row[OPCODE] != "custom-call":
             return ""
         # XLA prints it first: the others need not be read for it.
-        if first := _FIRST_TARGET(self._pieces[_ATTRIBUTES]):
+        if first := _FIRST_TARGET(self._row[ATTRIBUTES]):
             return first[1]
         return read.unquote(self.attributes.get("custom_call_target", ""))
 
@@ -245,7 +251,7 @@ class Instruction:
     @property
     def estimated_cycles(self) -> int | None:
         """The compiler's own cost; ``None`` where it gives none, or its mark for "not known"."""
-        if "estimated_cycles" not in self._pieces[_ATTRIBUTES]:
+        if "estimated_cycles" not in self._row[ATTRIBUTES]:
             return None
         window = self.backend_config.get("window_config")
         try:
@@ -272,34 +278,31 @@ class Instruction:
         """The instruction on one line, as XLA prints it."""
         root = "ROOT " if self.is_root else ""
         return (
-            f"{root}{self._pieces[_NAME]} = {self._shape} {self._pieces[_OPCODE]}"
-            f"({self._pieces[_OPERANDS]}){self._pieces[_ATTRIBUTES]}"
+            f"{root}%{self.name} = {self.shape} {self._row[OPCODE]}"
+            f"({self._row[OPERANDS]}){self._row[ATTRIBUTES]}"
         )
 
     def __repr__(self) -> str:
-        return f"<Instruction {self._pieces[_NAME]} = {self._shape} {self._pieces[_OPCODE]}>"
+        return f"<Instruction %{self.name} = {self.shape} {self._row[OPCODE]}>"
 
 
 class Computation:
     """A computation: its instructions, in the order of the text; equal only to itself.
 
-    The parser leaves the graph in columns: the pieces of each instruction, its shape, and the
-    places of its operands. The instructions themselves are made when they are first asked for, as
-    most computations of a dump are never looked at.
+    The parser leaves a row for each instruction. The instructions themselves are made when they
+    are first asked for, as most computations of a dump are never looked at.
     """
 
     __slots__ = (
-        *("_name", "_lines", "_index_of", "_shapes", "_reads", "_root_index"),
+        *("_name", "_rows", "_root_index", "_by_name"),
         *("_instructions", "_users", "_uses", "_element_uses", "_parameters", "_calls"),
     )
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lines: Sequence[Pieces] = ()
-        self._index_of: Mapping[str, int] = {}
-        self._shapes: Sequence[Shape] = ()
-        self._reads: Sequence[tuple[int, ...]] = ()
+        self._rows: Sequence[Row] = ()
         self._root_index = -1
+        self._by_name: Mapping[str, Instruction] | None = None
         self._instructions: tuple[Instruction, ...] | None = None
         self._users: tuple[tuple[Instruction, ...], ...] | None = None
         self._calls: tuple[Instruction, ...] | None = None
@@ -307,25 +310,13 @@ class Computation:
         self._element_uses: dict[int, _ElementUses] = {}
         self._parameters: tuple[Instruction, ...] | None = None
 
-    def _complete(
-        self,
-        lines: Sequence[Pieces],
-        index_of: Mapping[str, int],
-        shapes: Sequence[Shape],
-        reads: Sequence[tuple[int, ...]],
-    ) -> None:
-        """Take over what the parser has read, a row for each instruction.
-
-        Args:
-            lines: their pieces.
-            index_of: their indices by name, with the ``%``.
-            shapes: their shapes.
-            reads: the indices of their operands, each less than their own.
-        """
-        self._lines, self._index_of, self._shapes, self._reads = lines, index_of, shapes, reads
-        self._root_index = last = len(lines) - 1
-        if not lines[last][_ROOT]:
-            self._root_index = next((i for i, pieces in enumerate(lines) if pieces[_ROOT]), last)
+    def _complete(self, rows: Sequence[Row]) -> None:
+        """Take over what the parser has read: at least one row, each name once, and operands only
+        of rows above."""
+        self._rows = rows
+        self._root_index = last = len(rows) - 1
+        if not rows[last][ROOT]:
+            self._root_index = next((i for i, row in enumerate(rows) if row[ROOT]), last)
 
     @property
     def name(self) -> str:
@@ -335,19 +326,24 @@ class Computation:
     @property
     def instructions(self) -> tuple[Instruction, ...]:
         if self._instructions is None:
-            made: list[Instruction] = []
+            self._instructions = tuple(self._named.values())
+        return self._instructions
+
+    @property
+    def _named(self) -> Mapping[str, Instruction]:
+        """The instructions by ``%name``, in order; made here."""
+        if self._by_name is None:
+            made: dict[str, Instruction] = {}
             new = Instruction.__new__
-            rows = zip(self._lines, self._shapes, self._reads, strict=True)
-            for index, (pieces, shape, reads) in enumerate(rows):
+            for index, row in enumerate(self._rows):
                 instruction = new(Instruction)
                 instruction._computation = self
                 instruction._index = index
-                instruction._pieces = pieces
-                instruction._shape = shape
-                instruction._operands = tuple([made[operand] for operand in reads])
-                made.append(instruction)
-            self._instructions = tuple(made)
-        return self._instructions
+                instruction._row = row
+                instruction._operands = tuple([made[operand] for operand in row[READS]])
+                made[row[NAME]] = instruction
+            self._by_name = made
+        return self._by_name
 
     @property
     def root(self) -> Instruction:
@@ -364,16 +360,16 @@ class Computation:
 
     def rows(self) -> Iterator[tuple[str, Shape]]:
         """The opcode and the shape of each instruction, in order; makes no instructions."""
-        for pieces, shape in zip(self._lines, self._shapes, strict=True):
-            yield pieces[_OPCODE], shape
+        for row in self._rows:
+            yield row[OPCODE], row[SHAPE]
 
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
         if self._users is None:
-            users: list[list[Instruction]] = [[] for _ in self._lines]
-            for user, reads in zip(self.instructions, self._reads, strict=True):
-                for operand in reads:
-                    readers = users[operand]
+            users: list[list[Instruction]] = [[] for _ in self._rows]
+            for user in self.instructions:
+                for operand in user._operands:
+                    readers = users[operand._index]
                     if not readers or readers[-1] is not user:
                         readers.append(user)
             self._users = tuple(map(tuple, users))
@@ -385,8 +381,8 @@ class Computation:
         if self._calls is None:
             may_call = [
                 index
-                for index, pieces in enumerate(self._lines)
-                if pieces[_OPCODE] not in _CALL_NOTHING and read.MAY_CALL(pieces[_ATTRIBUTES])
+                for index, row in enumerate(self._rows)
+                if row[OPCODE] not in _CALL_NOTHING and read.MAY_CALL(row[ATTRIBUTES])
             ]
             found = (self.instructions[index] for index in may_call)
             self._calls = tuple(one for one in found if one.called_names)
@@ -398,10 +394,10 @@ class Computation:
         """As :meth:`Instruction.uses`."""
         index = instruction._index
         if self._uses is None:
-            uses: list[list[tuple[Instruction, int]]] = [[] for _ in self._lines]
-            for user, reads in zip(self.instructions, self._reads, strict=True):
-                for number, operand in enumerate(reads):
-                    uses[operand].append((user, number))
+            uses: list[list[tuple[Instruction, int]]] = [[] for _ in self._rows]
+            for user in self.instructions:
+                for number, operand in enumerate(user._operands):
+                    uses[operand._index].append((user, number))
             self._uses = tuple(map(tuple, uses))
         if element is None or len(self._uses[index]) <= _FEW_USES:
             return self._uses[index]
@@ -411,16 +407,16 @@ class Computation:
         return self._element_uses[index].of(element)
 
     def __getitem__(self, name: str) -> Instruction:
-        return self.instructions[self._index_of["%" + name]]
+        return self._named["%" + name]
 
     def __contains__(self, name: object) -> bool:
-        return f"%{name}" in self._index_of
+        return f"%{name}" in self._named
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._rows)
 
     def __repr__(self) -> str:
         return f"<Computation %{self._name}, {len(self)} instructions>"

@@ -3,11 +3,12 @@
 XLA prints one instruction a line, nearly always in the same plain form. So the body of a
 computation is read in one of two ways:
 
-* plainly: one regular expression, ``_PLAIN_LINE``, takes all lines of a body apart at once;
+* plainly: one regular expression, ``_PLAIN_LINE``, takes all lines of a body apart at once, but
+  for those that the snapshot before has as well;
 * carefully, where a line is not plain: statement by statement, past any white space, comment,
   string and bracket. It also finds the place at which broken text breaks.
 
-Both give the same six pieces for an instruction, and :func:`_assemble` makes the graph of them.
+Both give the same six pieces for an instruction, and :class:`_Assembly` makes the graph of them.
 Attributes stay text until somebody asks for them.
 """
 
@@ -15,31 +16,34 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo.attributes import is_number, parse_operands
-from hlo_audit.hlo.memo import NOTHING, Common, Memo, Record
-from hlo_audit.hlo.module import Computation, Module, Pieces
+from hlo_audit.hlo.body import NEXT_LINE, Hunk, end_of_body
+from hlo_audit.hlo.memo import Memo, Place
+from hlo_audit.hlo.module import ATTRIBUTES, NAME, OPERANDS, READS, SHAPE, Computation, Module, Row
 from hlo_audit.hlo.scan import Unbalanced, end_of_brackets, end_of_item
 from hlo_audit.hlo.shape import Shape, parse_shape
 
 # `  ROOT %name = shape opcode(operands), attributes`: no bracket stands in the operands, or one
 # pair in another as in a complex constant, and no string; the shape is at most a tuple of tuples.
-# Lines that do not start with two spaces continue the attributes (kernel metadata is printed with
-# line breaks). Every repetition is possessive. A line break may slip into any piece here: to leave
-# it out of each class would make the match twice as slow, and counting the breaks tells as much.
-_PLAIN_LINE = re.compile(
+# Every repetition is possessive. A line break may slip into any piece here: to leave it out of each
+# class would make the match twice as slow, and counting the breaks tells as much.
+_LINE = (
     r"\n  (ROOT )?(%[a-zA-Z0-9_.-]++) = "
-    r"(\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)|[^ (][^ ]*+) "
+    r"([^ (][^ ]*+|\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)) "
     r'([a-z][a-z0-9-]*+)\(([^()"]*+|(?:[^()"]++|\([^()"]*+\))*+)\)'
-    r"(.*+(?:\n(?!  ).*+)*)"
 )
+_PLAIN_LINE = re.compile(_LINE + "(.*+)")
+# Lines that do not start with two spaces continue the attributes: kernel metadata is printed with
+# line breaks.
+_CONTINUED_LINE = re.compile(_LINE + r"(.*+(?:\n(?!  ).*+)*)")
 _MODULE = re.compile(r"\s*+HloModule\s++([^\s,]++)")
 _FRAME_TABLES = re.compile(
-    r'(?:(?:FileNames|FunctionNames|FileLocations|StackFrames|\d++ ["{][^\n]*+)?\n)*+'
+    r'(?:\d++ ["{].*+\n|(?:FileNames|FunctionNames|FileLocations|StackFrames)?\n)*+'
 )
 _PLAIN_HEADER = re.compile(r"(ENTRY )?%?([A-Za-z_][\w.-]*+)(?: \([^\n]*)? \{(?=\n)")
 _COMPUTATION = re.compile(r"(ENTRY\s++)?%?([A-Za-z_][\w.-]*+)\s*+")
@@ -51,14 +55,14 @@ _ARRAY = re.compile(
 _SPACE = re.compile(r"(?:\s++|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
 _STRAY_INSTRUCTION = re.compile(r"\n[ \t]*+(?:ROOT )?%?[\w.-]++ = ")
 
-# What may follow the brace that closes a body.
-_AFTER_BODY = re.compile(r"[ \t]*+(?:\n|\Z|, execution_thread=)")
-
 # Printed before every fifth operand.
 _INDEX_COMMENT = re.compile(r"^/\*index=\d++\*/")
 
 # The parentheses of these hold a number or a literal.
 _NO_OPERANDS = frozenset({"parameter", "constant"})
+
+Pieces = tuple[str, str, str, str, str, str]
+"""The text of an instruction in pieces, as in a :data:`Row`."""
 
 
 def parse_module(
@@ -95,14 +99,6 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _BadInstructionError(Exception):
-    """The instruction at ``index`` of a computation does not fit those before it."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(reason)
-        self.index = index
-
-
 class _Reader:
     """Reads one text from its start to its end."""
 
@@ -113,7 +109,7 @@ class _Reader:
         self.before = memo or Memo()
         # The place in the snapshot before of the computation that is expected next.
         self.expected = 0
-        self.records: list[Record] = []
+        self.places: list[Place | None] = []
         self.offsets: list[int] = []
         self.lines: dict[str, int] = {}
         self.text = text
@@ -140,7 +136,9 @@ class _Reader:
             if not text.startswith("\n\n", header_end):
                 header_end = self.skip_header(start.end())
             header = text[start.end() : header_end]
-            position = _end(_FRAME_TABLES, text, header_end)
+            known = self.before.tables
+            position = header_end + len(known) * text.startswith(known, header_end)
+            position = _end(_FRAME_TABLES, text, position)
             tables = text[header_end:position]
             while (position := self.skip_space(position)) < len(text):
                 position = self.read_computation(position)
@@ -150,12 +148,12 @@ class _Reader:
             if not self.partial:
                 raise
             error = caught
+        entry_name = self.entry_name if self.entry_name in self.computations else None
+        module = Module(start[1], self.computations, entry_name, header, tables, error, self.lines)
         # A text that is cut off at its last brace, or broken, is no help to read the next.
         if self.memo is not None and error is None and text.endswith("\n"):
-            lines = list(self.lines.values())
-            self.memo.remember(text, self.records, [*self.offsets, len(text)], lines)
-        entry_name = self.entry_name if self.entry_name in self.computations else None
-        return Module(start[1], self.computations, entry_name, header, tables, error, self.lines)
+            self.memo.remember(text, module, [*self.offsets, len(text)], self.places)
+        return module
 
     def skip_header(self, position: int) -> int:
         """Step over the rest of the header, which may go on inside brackets or after a comma."""
@@ -191,10 +189,9 @@ class _Reader:
             self.entry_name = name
         self.lines[name] = self.line_at(position)
         computation = Computation(name)
-        end, lines_start = self.read_body(computation, header)
+        end, body = self.read_body(computation, header, position)
         self.computations[name] = computation
-        body = None if lines_start is None else (lines_start - position, end - 2 - position)
-        self.records.append(Record(computation, is_entry, body))
+        self.places.append(body)
         self.offsets.append(position)
         if self.text.startswith(",", end):  # }, execution_thread="sparsecore"
             end = self.end_of_item(end, "\n")
@@ -208,9 +205,8 @@ class _Reader:
         """
         before = self.before
         last = before.run(self.text, position, first)
-        records = before.records[first:last]
-        taken = {record.computation.name: record.computation for record in records}
-        entry = next((record.computation.name for record in records if record.is_entry), None)
+        taken = dict(zip(before.names[first:last], before.computations[first:last], strict=True))
+        entry = before.entry_name if before.entry_name in taken else None
         if (
             not taken
             or not self.computations.keys().isdisjoint(taken)
@@ -219,23 +215,25 @@ class _Reader:
             return None
         self.computations |= taken
         self.entry_name = self.entry_name or entry
-        self.records += records
+        self.places += before.places[first:last]
         shift = position - before.offsets[first]
         self.offsets += [offset + shift for offset in before.offsets[first:last]]
         line_shift = self.line_at(position) - before.lines[first]
         lines = [line + line_shift for line in before.lines[first:last]]
         self.lines |= zip(taken, lines, strict=True)
         end = before.offsets[last] + shift
-        if last < len(before.records):
+        if last < len(before.names):
             self.counted_offset, self.counted_line = end, before.lines[last] + line_shift
         self.expected = last
         return end
 
-    def read_body(self, computation: Computation, header: re.Match[str]) -> tuple[int, int | None]:
-        """Read what follows the name of a computation.
+    def read_body(
+        self, computation: Computation, header: re.Match[str], start: int
+    ) -> tuple[int, Place | None]:
+        """Read what follows the name of a computation that begins at ``start``.
 
         Returns:
-            where its closing brace ends, and where its lines start, if they are all plain.
+            where its closing brace ends, and where its lines are, if they are all plain.
         """
         text = self.text
         body = header.end() - 1
@@ -243,38 +241,50 @@ class _Reader:
             body = self.skip_signature(header.end())
         if not text.startswith("{", body):
             self.fail(f"'{{' of computation {computation.name} is expected here", body)
-        if body >= self.careful_end and text.startswith("\n", body + 1):
-            end = self.read_plain_body(computation, body + 1)
-            if end is not None:
-                return end, body + 1
-        return self.read_careful_body(computation, body + 1), None
+        first = body + 1
+        if body >= self.careful_end and text.startswith("\n", first):
+            end, continued = self.read_plain_body(computation, first)
+            if continued is not None:
+                return end + 2, Place(first - start, end - start, continued)
+            # What does not fit is found again, with its place, by the careful way.
+            self.careful_end = end
+        return self.read_careful_body(computation, first), None
 
     # -- the plain way
 
-    def read_plain_body(self, computation: Computation, start: int) -> int | None:
-        """Read a body of plain lines; return where it ends, or ``None`` if a line is not plain."""
+    def read_plain_body(self, computation: Computation, start: int) -> tuple[int, int | None]:
+        """Read a body of plain lines.
+
+        Returns:
+            where it ends, and how many of its lines continue one above: ``None`` where a line is
+            not plain, or does not fit those above it.
+        """
         text = self.text
-        end = _end_of_plain_body(text, start)
+        before = self.before.body_of(computation.name)
+        if before and text.startswith(NEXT_LINE, start):
+            hunks, end = before.compare(text, start)
+        else:
+            end = end_of_body(text, start)
+            hunks = [Hunk(text[start:end])]
         if end < 0:
-            self.careful_end = len(text)
-            return None
-        common = self.before.in_common(computation.name, text, start, end)
-        first, last = start + common.head, end - common.tail
-        lines: list[Pieces] = _PLAIN_LINE.findall(text, first, last)
-        line_breaks = text.count("\n", first, last)
-        plain = len(lines) == line_breaks or _only_attributes_continue(lines, line_breaks)
-        if plain:
-            try:
-                lines = [*common.head_lines, *lines, *common.tail_lines]
-                _assemble(computation, lines, self.shapes, common)
-            except _BadInstructionError:
-                plain = False  # to be found again, with its place, by the careful way
-        if not plain:
-            self.careful_end = end
-            return None
-        self.counted_line += line_breaks + text.count("\n", self.counted_offset, first)
-        self.counted_offset = last
-        return end + 2
+            return len(text), None
+        assembly = _Assembly(self.shapes)
+        try:
+            for hunk in hunks:
+                assembly.add_plain(hunk.text)
+                assembly.take_over(hunk)
+            rows = assembly.finish()
+        except ValueError:
+            return end, None
+        if not rows:
+            return end, None
+        computation._complete(rows)
+        continued = assembly.continued
+        if before and before.continued:
+            continued = text.count("\n", start, end) - len(rows)
+        self.counted_line = self.line_at(start) + len(rows) + continued + 1
+        self.counted_offset = end + 2
+        return end, continued
 
     # -- the careful way
 
@@ -296,19 +306,28 @@ class _Reader:
                 self.assemble(computation, statements, starts)
                 self.computations[computation.name] = computation
             raise
+        if not statements:
+            self.fail(f"computation {computation.name} has no instructions", start)
         self.assemble(computation, statements, starts)
         return position + 1
 
     def assemble(
         self, computation: Computation, statements: Sequence[Pieces], starts: Sequence[int]
     ) -> None:
+        assembly = _Assembly(self.shapes)
         try:
-            _assemble(computation, statements, self.shapes)
-        except _BadInstructionError as error:
-            if self.partial and error.index > 0:
-                _assemble(computation, statements[: error.index], self.shapes)
+            assembly.add(statements)
+            computation._complete(assembly.finish())
+        except ValueError as error:
+            # Of two faults the first is told.
+            reason, index = str(error), len(assembly.rows)
+            if second := assembly.second_of_a_name():
+                name, index = second
+                reason = f"a second instruction is called {name}"
+            if self.partial and index > 0:
+                computation._complete(assembly.rows[:index])
                 self.computations[computation.name] = computation
-            self.fail(str(error), starts[error.index + 1])
+            self.fail(reason, starts[index + 1])
 
     def read_statement(self, position: int) -> tuple[Pieces, int]:
         text = self.text
@@ -390,36 +409,11 @@ class _Reader:
         raise ParseError(reason, line=self.line_at(position), column=column, path=self.path)
 
 
-def _end_of_plain_body(text: str, start: int) -> int:
-    """Where the body ends whose lines start at ``start``: before its last line break; or -1."""
-    end = text.find("\n}\n", start)  # nearly always, and found faster than what is shorter
-    thread = text.find("\n}, execution_thread=", start, len(text) if end < 0 else end)
-    if thread >= 0:
-        return thread
-    # At the end of the text there may be none. Kernel metadata has lines that start with a brace,
-    # too; the body's own stands alone.
-    while end < 0:
-        end = text.find("\n}", start)
-        if end < 0 or _AFTER_BODY.match(text, end + 2):
-            break
-        start, end = end + 2, -1
-    return end
-
-
 def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
     """Where a pattern that matches the empty text too ends."""
     match = pattern.match(text, position)
     assert match is not None
     return match.end()
-
-
-def _only_attributes_continue(lines: Sequence[Pieces], line_breaks: int) -> bool:
-    """Whether all further line breaks stand inside attributes, and begin no instruction there."""
-    continued = [pieces[5] for pieces in lines if "\n" in pieces[5]]
-    inside = sum(text.count("\n") for text in continued)
-    return len(lines) + inside == line_breaks and not any(
-        _STRAY_INSTRUCTION.search(text) for text in continued
-    )
 
 
 class _Shapes(dict[str, Shape]):
@@ -430,103 +424,142 @@ class _Shapes(dict[str, Shape]):
         return shape
 
 
-def _assemble(
-    computation: Computation,
-    lines: Sequence[Pieces],
-    shapes: _Shapes,
-    common: Common = NOTHING,
-) -> None:
-    """Resolve the shapes and operands of the instructions of ``computation``.
+class _Assembly:
+    """The rows of one computation, made in the order of its text.
 
-    Those of its head that it has in ``common`` with a computation read before are taken over.
-
-    Raises:
-        _BadInstructionError: for an instruction that does not fit those before it.
+    Attributes:
+        rows: those so far.
+        continued: how many of their lines continue one above, in what was added as plain text.
+        shapes: what shapes were read as.
     """
-    head = len(common.head_lines)
-    index_of = {pieces[1]: index for index, pieces in enumerate(common.head_lines)}
-    read_shapes = list(common.head_shapes)
-    reads = list(common.head_reads)
-    operands: tuple[int, ...]
-    # The innermost loop of the parser: it runs for every line of a dump.
-    try:
-        rest = lines[head:] if head else lines
-        for index, (_, name, shape_text, opcode, operand_text, _) in enumerate(rest, head):
+
+    def __init__(self, shapes: _Shapes) -> None:
+        self.rows: list[Row] = []
+        self.continued = 0
+        self.shapes = shapes
+        self._defined: dict[str, Row] = {}
+        self._suspects: set[str] = set()
+
+    def add(self, lines: Iterable[Pieces]) -> None:
+        """Resolve the shapes and operands of further instructions.
+
+        Raises:
+            ValueError: for the first that does not fit those above it; it is not among the rows.
+        """
+        rows, shapes, defined = self.rows, self.shapes, self._defined
+        operands: tuple[str, ...]
+        # The innermost loop of the parser: it runs for every line of a snapshot.
+        for root, name, shape_text, opcode, operand_text, attributes in lines:
+            try:
+                shape = shapes[shape_text]
+            except ValueError as error:
+                raise ValueError(f"{name[1:]}: {error}") from None
             try:
                 if opcode in _NO_OPERANDS:
                     operands = ()
                 elif ", " in operand_text:
                     # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
-                    operands = tuple([index_of[operand] for operand in operand_text.split(", ")])
+                    operands = tuple([defined[name][NAME] for name in operand_text.split(", ")])
                 else:
-                    operands = (index_of[operand_text],)
+                    operands = (defined[operand_text][NAME],)
             except KeyError:
-                operands = _resolve_operands(operand_text, index_of, read_shapes)
-            reads.append(operands)
-            read_shapes.append(shapes[shape_text])
-            index_of[name] = index
-    except ValueError as error:
-        if len(index_of) < index:  # of two faults the first is told
-            raise _second_of_a_name(lines) from None
-        prefix = f"{name[1:]}: " if len(reads) > index else ""
-        raise _BadInstructionError(index, prefix + str(error)) from None
-    if not lines:
-        raise _BadInstructionError(-1, f"computation {computation.name} has no instructions")
-    if len(index_of) != len(lines):
-        raise _second_of_a_name(lines)
-    computation._complete(lines, index_of, read_shapes, reads)
+                operands = _resolve_operands(operand_text, defined)
+            row = (root, name, shape_text, opcode, operand_text, attributes, shape, operands)
+            rows.append(row)
+            defined[name] = row
+
+    def add_plain(self, text: str) -> None:
+        """Add the instructions of plain lines.
+
+        Raises:
+            ValueError: if one is not plain, or does not fit those above it.
+        """
+        line_breaks = text.count("\n")
+        lines: list[Pieces] = _PLAIN_LINE.findall(text)
+        if len(lines) != line_breaks:
+            lines = _CONTINUED_LINE.findall(text)
+            self.continued += line_breaks - len(lines)
+            attributes = [pieces[ATTRIBUTES] for pieces in lines if "\n" in pieces[ATTRIBUTES]]
+            # All further line breaks stand inside attributes, and begin no instruction there.
+            inside = sum(one.count("\n") for one in attributes)
+            if len(lines) + inside != line_breaks or any(
+                map(_STRAY_INSTRUCTION.search, attributes)
+            ):
+                raise ValueError("a line is not plain")
+        self.add(lines)
+
+    def take_over(self, hunk: Hunk) -> None:
+        """Add the rows that the body before has as well, after the new ones of the hunk.
+
+        Raises:
+            ValueError: for the first that does not fit those here.
+        """
+        self._defined.update(zip(hunk.names, hunk.rows, strict=True))
+        self.rows += hunk.rows
+        # There may be others of the names that are gone, or none.
+        self._suspects.update(hunk.gone)
+        if self._suspects:
+            is_clear = self._suspects.isdisjoint
+            for row in [row for row in hunk.rows if not is_clear(row[READS])]:
+                _resolve_operands(row[OPERANDS], self._defined)
+
+    def finish(self) -> list[Row]:
+        """The rows.
+
+        Raises:
+            ValueError: where two have one name.
+        """
+        if len(self._defined) != len(self.rows):
+            raise ValueError("two instructions have one name")
+        return self.rows
+
+    def second_of_a_name(self) -> tuple[str, int] | None:
+        """The first instruction that is called as one above it: the name, and its index."""
+        seen: set[str] = set()
+        for index, row in enumerate(self.rows):
+            if row[NAME] in seen:
+                return row[NAME][1:], index
+            seen.add(row[NAME])
+        return None
 
 
-def _second_of_a_name(lines: Sequence[Pieces]) -> _BadInstructionError:
-    seen: set[str] = set()
-    for index, (_, name, *_) in enumerate(lines):
-        if name in seen:
-            return _BadInstructionError(index, f"a second instruction is called {name[1:]}")
-        seen.add(name)
-    raise AssertionError("every name is there once")
-
-
-def _resolve_operands(
-    text: str, index_of: Mapping[str, int], shapes: Sequence[Shape]
-) -> tuple[int, ...]:
-    """Find the operands that are not simply ``%a, %b``.
+def _resolve_operands(text: str, defined: Mapping[str, Row]) -> tuple[str, ...]:
+    """Find the operands that are not simply ``%a, %b``: the ``%name`` of each.
 
     Raises:
         ValueError: for an operand that is not defined, or an element that a tuple does not have.
     """
     if not text.strip():
         return ()
-    compact = _resolve_compact_operands(text, index_of, shapes)
+    compact = _resolve_compact_operands(text, defined)
     if compact is not None:
         return compact
     resolved = []
     for name, tuple_index in parse_operands(text):
-        operand = index_of.get("%" + name)
+        operand = defined.get("%" + name)
         if operand is None:
             raise ValueError(f"operand {name} is not defined before its use")
         if tuple_index:
             try:
-                shapes[operand].at(tuple_index)
+                operand[SHAPE].at(tuple_index)
             except IndexError:
                 element = "#".join(map(str, tuple_index))
                 raise ValueError(f"{name} has no element {element}") from None
-        resolved.append(operand)
+        resolved.append(operand[NAME])
     return tuple(resolved)
 
 
-def _resolve_compact_operands(
-    text: str, index_of: Mapping[str, int], shapes: Sequence[Shape]
-) -> tuple[int, ...] | None:
+def _resolve_compact_operands(text: str, defined: Mapping[str, Row]) -> tuple[str, ...] | None:
     """``%a#1, /*index=5*/%b``, the common ones of the other forms; ``None`` for any other."""
     resolved = []
     for item in text.split(", "):
-        operand = index_of.get(item)
+        operand = defined.get(item)
         if operand is None:
             name, sharp, element = _INDEX_COMMENT.sub("", item).partition("#")
-            operand = index_of.get(name)
+            operand = defined.get(name)
             if operand is None:
                 return None
-            if sharp and not (is_number(element) and int(element) < len(shapes[operand].elements)):
+            if sharp and not (is_number(element) and int(element) < len(operand[SHAPE].elements)):
                 return None
-        resolved.append(operand)
+        resolved.append(operand[NAME])
     return tuple(resolved)
