@@ -1,7 +1,7 @@
 """What one snapshot has in common with the one before, found by comparing text.
 
 A pass changes little: most computations stand in two snapshots on end to the letter, often many in
-a row, and those that do not begin and end alike. Comparing text is many times as fast as
+a row; of the others most lines do (see ``body.py``). Comparing text is many times as fast as
 reading it.
 """
 
