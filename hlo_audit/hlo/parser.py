@@ -49,7 +49,7 @@ _ARRAY = re.compile(
     r"[a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{(?:[^{}\n]++|\{[^{}\n]*+\})*+\})?|b\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)"
 )
 _SPACE = re.compile(r"(?:\s++|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
-_STRAY_INSTRUCTION = re.compile(r"\n[ \t]*+(?:ROOT )?%?[\w.-]++ = ")
+_STRAY_INSTRUCTION = re.compile(r"\n[^\S\n]*+(?:ROOT\s++)?%?[\w.-]++\s*+=")
 
 # What may follow the brace that closes a body.
 _AFTER_BODY = re.compile(r"[ \t]*+(?:\n|\Z|, execution_thread=)")
