@@ -65,8 +65,6 @@ def change(lines: Lines, c: Choices) -> None:
     match c.number(0, 7):
         case 0:
             line = replace(line, shape=draw_shape(c))
-        case 1 if line.shape.is_tuple:
-            line = replace(line, shape=tuple_of(line.shape.elements[:-1]))
         case 1 | 2:
             line = replace(line, shape=draw_array(c))
         case 3:
@@ -84,6 +82,17 @@ def change(lines: Lines, c: Choices) -> None:
             reads[c.number(0, len(reads) - 1)] = Read(other.name)
             line = replace(line, reads=tuple(reads))
     lines[place] = line
+
+
+def shrink(lines: Lines, c: Choices) -> None:
+    """A tuple loses its last elements, which lines that stay as they are may still read."""
+    read = {r.name for line in lines for r in line.reads if r.element}
+    places = [n for n, line in enumerate(lines) if line.shape.is_tuple and line.name in read]
+    if places:
+        place = c.choose(places)
+        elements = lines[place].shape.elements
+        kept = tuple_of(elements[: c.number(0, max(0, len(elements) - 1))])
+        lines[place] = replace(lines[place], shape=kept)
 
 
 def move(lines: Lines, c: Choices) -> None:
@@ -146,7 +155,7 @@ def _named(lines: Lines, name: str) -> Line:
 
 LINE_EDITS: Sequence[Callable[[Lines, Choices], None]] = (
     *(insert, delete, change, move, rename, insert, delete, change, change),
-    *(swap_names, renumber, double),
+    *(swap_names, renumber, double, shrink, shrink),
 )
 
 # -- edits of a whole module
@@ -159,10 +168,10 @@ def edit_bodies(module: HloModule, c: Choices) -> HloModule:
     bodies = list(module.bodies)
     place, other = c.number(0, len(bodies) - 1), c.number(0, len(bodies) - 1)
     body = bodies[place]
-    match c.number(0, 8):
+    match c.number(0, 11):
         case 0 if len(bodies) > 1:
             del bodies[place]
-        case 1:
+        case 0 | 1 | 9 | 10:
             bodies.insert(other, body)
         case 2:
             bodies[place], bodies[other] = bodies[other], body
@@ -218,12 +227,12 @@ def rows(draw: Draw) -> list[str]:
     """The texts of two to five snapshots."""
     module = draw(modules(most_bodies=4, most_lines=14))
     texts = [module.text]
-    for edits in draw(st.lists(st.lists(_EDIT, max_size=6), min_size=1, max_size=4)):
+    for edits in draw(st.lists(st.lists(_EDIT, min_size=1, max_size=7), min_size=1, max_size=4)):
         start = module
         for data in edits:
             module = edited(module, data)
         text = module.text
-        c = Choices(edits[0][::-1] if edits else b"")
+        c = Choices(edits[0][::-1])
         if c.one_in(12):
             text = text[: c.number(0, len(text))]
         texts.append(text)
