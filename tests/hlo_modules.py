@@ -809,6 +809,8 @@ def _draw_body(
     # The root is most often the last; then the text may leave that unsaid.
     root = {6: 0, 7: len(lines) // 2}.get(place, len(lines) - 1)
     lines[root] = replace(lines[root], is_root=says_root or root < len(lines) - 1)
+    if c.one_in(16):  # no compiler prints that
+        lines[0] = replace(lines[0], is_root=True)
     return Body(name, tuple(lines), thread, is_signed)
 
 
