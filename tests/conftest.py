@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=400,
         metavar="N",
-        help="how many damaged inputs to try, and as many generated ones "
+        help="how many damaged inputs to try, and nearly twice as many generated ones "
         "(default: %(default)s; the whole suite is 10000)",
     )
     group.addoption(

@@ -264,7 +264,7 @@ def reports(draw: Draw) -> dict[str, Any]:
 def test_a_report_of_the_schema_is_read_or_refused(
     empty_repository: Path, pytestconfig: pytest.Config
 ) -> None:
-    @tried(pytestconfig, share=12)
+    @tried(pytestconfig, share=10)
     @given(reports(), st.booleans())
     def holds(report: dict[str, Any], is_merged: bool) -> None:
         files = {"step.txt": FRAMES, "r.json": json.dumps(report)}
@@ -375,7 +375,7 @@ _BAD = (
 def test_a_sound_config_is_taken_and_a_bad_key_is_told_with_its_line(
     empty_repository: Path, pytestconfig: pytest.Config
 ) -> None:
-    @tried(pytestconfig, share=12)
+    @tried(pytestconfig, share=10)
     @given(configs(), _CHOICES)
     def holds(config: dict[str, Any], c: Choices) -> None:
         is_project = c.one_in(4)

@@ -28,7 +28,7 @@ from hlo_modules import (
 
 
 def test_a_drawn_module_is_read_as_it_was_drawn(pytestconfig: pytest.Config) -> None:
-    @tried(pytestconfig, share=40)
+    @tried(pytestconfig, share=30)
     @given(modules(), st.booleans(), st.booleans())
     def holds(drawn: HloModule, has_dos_lines: bool, partial: bool) -> None:
         text = drawn.text
@@ -164,7 +164,7 @@ def refused(text: str, memo: Memo | None = None) -> ParseError:
 def test_a_near_miss_is_refused_at_its_line_and_column_alone_and_in_a_row(
     pytestconfig: pytest.Config,
 ) -> None:
-    @tried(pytestconfig, share=40)
+    @tried(pytestconfig, share=30)
     @given(near_misses())
     def holds(drawn: NearMiss) -> None:
         error = refused(drawn.text)
@@ -200,7 +200,7 @@ def checked(text: str, *options: str) -> Mapping[str, Any]:
 
 
 def test_a_drawn_module_is_audited(empty_repository: Path, pytestconfig: pytest.Config) -> None:
-    @tried(pytestconfig, share=12)
+    @tried(pytestconfig, share=10)
     @given(modules(most_lines=16), st.booleans())
     def holds(drawn: HloModule, has_floor: bool) -> None:
         floor = () if has_floor else ("--rule-option", "relayout-copy.min_bytes=0")
