@@ -67,6 +67,8 @@ def near_misses(draw: Draw) -> NearMiss:
     number = c.number(0, len(whole.bodies) - 1)
     lines = list(whole.bodies[number].lines)
     place, said = c.choose(FAULTS)(lines, c)
+    if said == BRACKET:  # inside brackets that are not closed, those in a comment count as well
+        lines = [replace(line, oddity="") for line in lines]
     faulty = _with_lines(whole, number, lines)
     printed = faulty.printed()
     line, column = printed.starts[number][place]
