@@ -366,7 +366,7 @@ def updated(
     known = baseline.match(current)
     matched = {id(entry) for entry in known if entry is not None}
     rest = [entry for entry in baseline.entries if id(entry) not in matched]
-    entries: list[Entry] = [] if whole else list(rest)
+    entries: list[Entry] = []
     changes: list[str] = []
     for entry, before in zip(current, known, strict=True):
         merged = entry if before is None else _with_rules_left_out(entry, before)
@@ -374,6 +374,8 @@ def updated(
         changes += _changes(merged, before)
     if whole:
         changes += [f"{entry.label}: removed" for entry in rest]
+    else:  # behind: of equal keys those that were matched came first, and are to be matched again
+        entries += rest
     return replace(baseline, entries=tuple(sorted(entries, key=lambda e: e.key))), changes
 
 

@@ -19,7 +19,7 @@ _ARCHIVES = Path(__file__).parent / "data"
 
 # For the test files to import. The folder does not stay on the path: the path reaches the compile
 # workers, and decides what is found in their cache.
-_SHARED = ("command_line", "html_pages")
+_SHARED = ("command_line", "fuzz_cases", "html_pages", "hlo_modules")
 pytest.register_assert_rewrite(*_SHARED)
 sys.path.insert(0, str(Path(__file__).parent))
 for _name in _SHARED:
@@ -50,14 +50,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=400,
         metavar="N",
-        help="how many damaged inputs to try (default: %(default)s; the whole suite is 10000)",
+        help="how many damaged inputs to try, and nearly twice as many generated ones "
+        "(default: %(default)s; the whole suite is 10000)",
     )
     group.addoption(
         "--fuzz-seed",
         type=int,
         default=0,
         metavar="N",
-        help="what the damaged inputs are drawn by",
+        help="what the inputs are drawn by",
     )
     group.addoption(
         "--fuzz-only",
@@ -127,6 +128,19 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def both_modes(dumps: Callable[[str], Path]) -> list[Path]:
     """Dumps of the LM head by the newest jax there is one of: in auto, then in explicit mode."""
     return [dumps("lm_head_versions") / f"jax-0.12.0-{mode}" for mode in ("auto", "explicit")]
+
+
+@pytest.fixture
+def empty_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty repository of its own as the working directory."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "train.py").write_text(
+        "def step(x):\n    # hlo-audit: ignore[HLA002] known\n    pass\n" * 3
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return tmp_path
 
 
 @pytest.fixture(scope="module")

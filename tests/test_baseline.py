@@ -309,6 +309,14 @@ def test_an_update_keeps_what_was_not_looked_at() -> None:
     assert updated(whole, [only_copies], whole=True) == (whole, [])
 
 
+def test_of_two_entries_for_one_program_an_update_writes_the_one_that_is_compared() -> None:
+    before = known(an_audit(a_finding("w")), an_audit(a_finding("v")))
+    entry = entry_of(an_audit(a_finding("u")), Path())
+    after, _ = updated(before, [entry], whole=False)
+    assert after.match([entry]) == [entry]
+    assert len(after.entries) == 2
+
+
 def damaged(change: Callable[[dict[str, Any]], object]) -> str:
     data = json.loads(render_baseline(known(an_audit(a_finding("w")))))
     change(data)

@@ -281,6 +281,14 @@ def test_an_instruction_out_of_line_is_not_taken_for_an_attribute() -> None:
     assert module.entry["p"].attributes == {}
 
 
+@pytest.mark.parametrize("line", ["\t%b\t=\tf32[8]{0} add(%a, %a)", " %b  = f32[8]{0} add(%a, %a)"])
+def test_an_instruction_with_odd_white_space_is_not_taken_for_an_attribute(line: str) -> None:
+    module = parse_module(
+        f"HloModule m\n\nENTRY %e {{\n  %a = f32[8]{{0}} parameter(0)\n{line}\n}}\n"
+    )
+    assert [one.name for one in module.entry] == ["a", "b"]
+
+
 def test_windows_line_ends_change_nothing() -> None:
     tables = '\nFileNames\n1 "a.py"\n\nStackFrames\n1 {file_location_id=1 parent_frame_id=1}\n\n\n%'
     unix = PLAIN.replace("\n%", tables, 1)

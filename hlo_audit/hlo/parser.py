@@ -53,7 +53,7 @@ _ARRAY = re.compile(
     r"[a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{(?:[^{}\n]++|\{[^{}\n]*+\})*+\})?|b\([^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+\)"
 )
 _SPACE = re.compile(r"(?:\s++|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
-_STRAY_INSTRUCTION = re.compile(r"\n[ \t]*+(?:ROOT )?%?[\w.-]++ = ")
+_STRAY_INSTRUCTION = re.compile(r"\n[^\S\n]*+(?:ROOT\s++)?%?[\w.-]++\s*+=")
 
 # Printed before every fifth operand.
 _INDEX_COMMENT = re.compile(r"^/\*index=\d++\*/")
