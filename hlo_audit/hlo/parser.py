@@ -30,17 +30,17 @@ from hlo_audit.hlo.shape import Shape, parse_shape
 
 # `  ROOT %name = shape opcode(operands), attributes`: no bracket stands in the operands, or one
 # pair in another as in a complex constant, and no string; the shape is at most a tuple of tuples.
-# Every repetition is possessive. A line break may slip into any piece here: to leave it out of each
-# class would make the match twice as slow, and counting the breaks tells as much.
-_LINE = (
+# Lines that start with no space continue the attributes: kernel metadata is printed with line
+# breaks. Every repetition is possessive, and what is most common is tried first; the ASCII
+# characters that are no bracket and no quotation mark are looked up faster than ruled out. A line
+# break may slip into any piece here: to leave it out of each class would make the match twice as
+# slow, and counting the breaks tells as much.
+_PLAIN_LINE = re.compile(
     r"\n  (ROOT )?(%[a-zA-Z0-9_.-]++) = "
     r"([^ (][^ ]*+|\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)) "
-    r'([a-z][a-z0-9-]*+)\(([^()"]*+|(?:[^()"]++|\([^()"]*+\))*+)\)'
+    r"""([a-z][a-z0-9-]*+)\(([\t !#-'*-~]*+|(?:[^()"]++|\([^()"]*+\))*+)\)"""
+    r"(.*+(?:\n[^ \n].*+)*+)"
 )
-_PLAIN_LINE = re.compile(_LINE + "(.*+)")
-# Lines that do not start with two spaces continue the attributes: kernel metadata is printed with
-# line breaks.
-_CONTINUED_LINE = re.compile(_LINE + r"(.*+(?:\n(?!  ).*+)*)")
 _MODULE = re.compile(r"\s*+HloModule\s++([^\s,]++)")
 _FRAME_TABLES = re.compile(
     r'(?:\d++ ["{].*+\n|(?:FileNames|FunctionNames|FileLocations|StackFrames)?\n)*+'
@@ -261,15 +261,17 @@ class _Reader:
         """
         text = self.text
         before = self.before.body_of(computation.name)
-        if before and text.startswith(NEXT_LINE, start):
-            hunks, end = before.compare(text, start)
-        else:
+        hunks: Sequence[Hunk] = ()
+        if before is None or not text.startswith(NEXT_LINE, start):
             end = end_of_body(text, start)
-            hunks = [Hunk(text[start:end])]
+        else:
+            hunks, end = before.compare(text, start)
         if end < 0:
             return len(text), None
         assembly = _Assembly(self.shapes)
         try:
+            if not hunks:
+                assembly.add_plain(text[start:end])
             for hunk in hunks:
                 assembly.add_plain(hunk.text)
                 assembly.take_over(hunk)
@@ -430,14 +432,20 @@ class _Assembly:
     Attributes:
         rows: those so far.
         continued: how many of their lines continue one above, in what was added as plain text.
-        shapes: what shapes were read as.
     """
+
+    __slots__ = (
+        *("_by_name", "_gone_through", "_names", "_shapes", "_suspects"),
+        *("continued", "rows"),
+    )
 
     def __init__(self, shapes: _Shapes) -> None:
         self.rows: list[Row] = []
         self.continued = 0
-        self.shapes = shapes
-        self._defined: dict[str, Row] = {}
+        self._names: dict[str, str] = {}
+        self._by_name: dict[str, Row] = {}
+        self._gone_through = 0
+        self._shapes = shapes
         self._suspects: set[str] = set()
 
     def add(self, lines: Iterable[Pieces]) -> None:
@@ -446,7 +454,7 @@ class _Assembly:
         Raises:
             ValueError: for the first that does not fit those above it; it is not among the rows.
         """
-        rows, shapes, defined = self.rows, self.shapes, self._defined
+        rows, names, shapes = self.rows, self._names, self._shapes
         operands: tuple[str, ...]
         # The innermost loop of the parser: it runs for every line of a snapshot.
         for root, name, shape_text, opcode, operand_text, attributes in lines:
@@ -459,14 +467,13 @@ class _Assembly:
                     operands = ()
                 elif ", " in operand_text:
                     # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
-                    operands = tuple([defined[name][NAME] for name in operand_text.split(", ")])
+                    operands = tuple([names[operand] for operand in operand_text.split(", ")])
                 else:
-                    operands = (defined[operand_text][NAME],)
+                    operands = (names[operand_text],)
             except KeyError:
-                operands = _resolve_operands(operand_text, defined)
-            row = (root, name, shape_text, opcode, operand_text, attributes, shape, operands)
-            rows.append(row)
-            defined[name] = row
+                operands = self._resolve(operand_text)
+            rows.append((root, name, shape_text, opcode, operand_text, attributes, shape, operands))
+            names[name] = name
 
     def add_plain(self, text: str) -> None:
         """Add the instructions of plain lines.
@@ -477,14 +484,12 @@ class _Assembly:
         line_breaks = text.count("\n")
         lines: list[Pieces] = _PLAIN_LINE.findall(text)
         if len(lines) != line_breaks:
-            lines = _CONTINUED_LINE.findall(text)
             self.continued += line_breaks - len(lines)
             attributes = [pieces[ATTRIBUTES] for pieces in lines if "\n" in pieces[ATTRIBUTES]]
             # All further line breaks stand inside attributes, and begin no instruction there.
             inside = sum(one.count("\n") for one in attributes)
-            if len(lines) + inside != line_breaks or any(
-                map(_STRAY_INSTRUCTION.search, attributes)
-            ):
+            stray = any(map(_STRAY_INSTRUCTION.search, attributes))
+            if len(lines) + inside != line_breaks or stray:
                 raise ValueError("a line is not plain")
         self.add(lines)
 
@@ -494,14 +499,20 @@ class _Assembly:
         Raises:
             ValueError: for the first that does not fit those here.
         """
-        self._defined.update(zip(hunk.names, hunk.rows, strict=True))
         self.rows += hunk.rows
+        self._names.update(zip(hunk.names, hunk.names, strict=True))
         # There may be others of the names that are gone, or none.
         self._suspects.update(hunk.gone)
         if self._suspects:
             is_clear = self._suspects.isdisjoint
             for row in [row for row in hunk.rows if not is_clear(row[READS])]:
-                _resolve_operands(row[OPERANDS], self._defined)
+                self._resolve(row[OPERANDS])
+
+    def _resolve(self, operand_text: str) -> tuple[str, ...]:
+        # In most computations no row is needed by its name: they are gone through when one is.
+        self._by_name.update((row[NAME], row) for row in self.rows[self._gone_through :])
+        self._gone_through = len(self.rows)
+        return _resolve_operands(operand_text, self._by_name)
 
     def finish(self) -> list[Row]:
         """The rows.
@@ -509,7 +520,7 @@ class _Assembly:
         Raises:
             ValueError: where two have one name.
         """
-        if len(self._defined) != len(self.rows):
+        if len(self._names) != len(self.rows):
             raise ValueError("two instructions have one name")
         return self.rows
 
