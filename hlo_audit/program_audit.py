@@ -434,4 +434,4 @@ def _needed(rules: Iterable[Rule], there: Iterable[AuditStage]) -> list[AuditSta
 
 
 def _while_loops(module: Module) -> int:
-    return sum(instruction.opcode == "while" for instruction in module.instructions)
+    return sum(len(one.places.get("while", ())) for one in module.computations.values())

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from hlo_audit.cost import Traffic, traffic_of
 from hlo_audit.dump import AuditStage
 from hlo_audit.errors import RefusedReshapeError, unknown_name
-from hlo_audit.hlo import Computation, Instruction, Module, SourceLocation
+from hlo_audit.hlo import Computation, Instruction, Module, SourceLocation, Value
 from hlo_audit.hlo.loops import executions
 
 Severity = Literal["warning", "note"]
@@ -228,8 +228,9 @@ class Watch:
         elsewhere: why it means nothing in the others; ``""`` where there are none.
         opcodes: without any of these in a module there is nothing to count.
         seen_in: yields what is counted in one computation; ``None`` where the rule must see the
-            module: then its findings are counted, with the snapshot in the place of the first
-            module that the rule reads.
+            module.
+        seen: yields the values that are counted in a module, with the snapshot in the place of the
+            first module that the rule reads; for a rule without ``seen_in``.
     """
 
     counts: str
@@ -237,6 +238,7 @@ class Watch:
     elsewhere: str
     opcodes: frozenset[str]
     seen_in: Callable[[Computation, Context], Iterator[Instruction]] | None = None
+    seen: Callable[[Module, Context], Iterator[Value]] | None = None
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,6 @@ class Context:
         self._rule = rule
         self._modules = modules
         self._options = {**rule.options, **(options or {})}
-        self._executions: dict[Module, Mapping[str, int | None]] = {}
 
     def module(self, stage: AuditStage) -> Module:
         """The snapshot of one of the stages that the rule reads."""
@@ -302,9 +303,7 @@ class Context:
 
     def executions(self, module: Module, instruction: Instruction) -> int | None:
         """How often ``instruction`` runs in one step; ``None`` where that is not known."""
-        if module not in self._executions:
-            self._executions[module] = executions(module)
-        return self._executions[module][instruction.computation.name]
+        return executions(module)[instruction.computation.name]
 
     def finding(
         self,

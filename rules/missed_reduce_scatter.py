@@ -39,6 +39,7 @@ Offsets are evaluated where they are arithmetic on `partition-id` and constants.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from hlo_audit.hlo import Instruction, Module, Shape, Value, element_bits
 from hlo_audit.hlo.collectives import is_reduce_scatter
@@ -59,10 +60,34 @@ _REASONS = {
 }
 
 
+class Scattered(NamedTuple):
+    """A reduced value that is only sliced.
+
+    Attributes:
+        value: of an all-reduce.
+        slices: all its uses.
+        groups: the partitions that reduce it together.
+    """
+
+    value: Value
+    slices: list[Use]
+    groups: tuple[tuple[int, ...], ...]
+
+
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each reduced value that is only sliced."""
-    for instruction in module.instructions:
-        if instruction.opcode not in _ALL_REDUCES or is_reduce_scatter(module, instruction):
+    for value, slices, groups in _scattered(module, context):
+        yield _finding(module, context, value, slices[0], groups)
+
+
+def seen(module: Module, context: Context) -> Iterator[Value]:
+    """Yield the reduced values that are only sliced."""
+    return (found.value for found in _scattered(module, context))
+
+
+def _scattered(module: Module, context: Context) -> Iterator[Scattered]:
+    for instruction in module.of_opcodes(_ALL_REDUCES):
+        if is_reduce_scatter(module, instruction):
             continue
         for value in _reduced_values(instruction):
             if value.shape.logical_bytes < context.option("min_bytes"):
@@ -72,7 +97,7 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
             if groups is None or min(map(len, groups)) < 2:
                 continue
             if _scatters(module, slices, groups):
-                yield _finding(module, context, value, slices[0], groups)
+                yield Scattered(value, slices, groups)
 
 
 def _reduced_values(all_reduce: Instruction) -> Iterator[Value]:
@@ -343,5 +368,6 @@ RULE = Rule(
         phases=("partitioned", "laid-out"),
         elsewhere="a program that is not partitioned yet has no collectives of its own",
         opcodes=frozenset(_ALL_REDUCES),
+        seen=seen,
     ),
 )

@@ -51,8 +51,11 @@ CALLING_ATTRIBUTES = (
 )
 """The attributes that name computations."""
 
-MAY_CALL = re.compile(rf"(?:{'|'.join(CALLING_ATTRIBUTES)})\s*+=").search
-"""Whether the text of some attributes can hold one of them: a string in it may look like one."""
+# The search for whole words is slow; most text holds none of their letters.
+_CALLING = re.compile(rf"(?:{'|'.join(CALLING_ATTRIBUTES)})\s*+=").search
+
+# How XLA prints nearly all calls.
+_PLAIN_CALL = re.compile(r", (?:kind=\w++, )?(?:calls|to_apply)=%([\w.-]++)(?=,|\Z)").match
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,28 @@ def parse_operands(text: str) -> list[tuple[str, tuple[int, ...]]]:
 def parse_computation_names(text: str) -> tuple[str, ...]:
     """Read ``%name`` or ``{%one, %two}``."""
     return tuple(_COMPUTATION_NAME.findall(text))
+
+
+def called_names(text: str) -> tuple[str, ...]:
+    """The names of the computations that an instruction with the attributes ``text`` calls."""
+    if not _may_call(text):
+        return ()
+    plain = _PLAIN_CALL(text)
+    if plain is not None and not _may_call(text[plain.end() :]):
+        return (plain[1],)
+    attributes = split_attributes(text)
+    return tuple(
+        name
+        for key in CALLING_ATTRIBUTES
+        if key in attributes
+        for name in parse_computation_names(attributes[key])
+    )
+
+
+def _may_call(text: str) -> bool:
+    """Whether ``text`` can hold an attribute that names a computation: a string in it may look like
+    one."""
+    return any(key in text for key in CALLING_ATTRIBUTES) and _CALLING(text) is not None
 
 
 def parse_integers(text: str) -> tuple[int, ...]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from heapq import merge
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo import attributes as read
@@ -23,6 +24,8 @@ from hlo_audit.hlo.shape import Shape, parse_shape
 
 if TYPE_CHECKING:
     import pandas
+
+_Found = TypeVar("_Found")
 
 _FEW_OPERANDS = 8
 _FEW_USES = 32
@@ -193,9 +196,13 @@ class Instruction:
         """Every attribute as printed, from the comma on."""
         return self._pieces[_ATTRIBUTES]
 
+    def _attribute(self, name: str) -> str | None:
+        """One attribute as printed; text that does not hold its name is not taken apart."""
+        return self.attributes.get(name) if name in self._pieces[_ATTRIBUTES] else None
+
     @property
     def metadata(self) -> Metadata:
-        text = self.attributes.get("metadata")
+        text = self._attribute("metadata")
         return read.parse_metadata(text) if text else Metadata()
 
     @property
@@ -216,12 +223,7 @@ class Instruction:
     @property
     def called_names(self) -> tuple[str, ...]:
         """The names of the computations that it calls: fusion, while, call, reduce, async, ..."""
-        return tuple(
-            name
-            for key in read.CALLING_ATTRIBUTES
-            if key in self.attributes
-            for name in read.parse_computation_names(self.attributes[key])
-        )
+        return read.called_names(self._pieces[_ATTRIBUTES])
 
     @property
     def dimensions(self) -> tuple[int, ...]:
@@ -233,13 +235,13 @@ class Instruction:
 
     @property
     def sharding(self) -> Sharding | None:
-        text = self.attributes.get("sharding")
+        text = self._attribute("sharding")
         return read.parse_sharding(text) if text else None
 
     @property
     def backend_config(self) -> Mapping[str, Any]:
         """The backend's settings; empty where there are none, or not as JSON."""
-        text = self.attributes.get("backend_config")
+        text = self._attribute("backend_config")
         return (read.parse_backend_config(text) or {}) if text else {}
 
     @property
@@ -290,7 +292,7 @@ class Computation:
 
     __slots__ = (
         *("_name", "_lines", "_index_of", "_shapes", "_reads", "_root_index"),
-        *("_instructions", "_users", "_uses", "_element_uses", "_parameters", "_calls"),
+        *("_instructions", "_users", "_uses", "_element_uses", "_parameters", "_calls", "_places"),
     )
 
     def __init__(self, name: str) -> None:
@@ -302,10 +304,11 @@ class Computation:
         self._root_index = -1
         self._instructions: tuple[Instruction, ...] | None = None
         self._users: tuple[tuple[Instruction, ...], ...] | None = None
-        self._calls: tuple[Instruction, ...] | None = None
+        self._calls: tuple[tuple[str, Call], ...] | None = None
         self._uses: tuple[tuple[tuple[Instruction, int], ...], ...] | None = None
         self._element_uses: dict[int, _ElementUses] = {}
         self._parameters: tuple[Instruction, ...] | None = None
+        self._places: Mapping[str, Sequence[int]] | None = None
 
     def _complete(
         self,
@@ -358,14 +361,45 @@ class Computation:
     def parameters(self) -> tuple[Instruction, ...]:
         """Its parameters, by their number."""
         if self._parameters is None:
-            found = [i for i in self.instructions if i.opcode == "parameter"]
+            found = self.of_opcodes(("parameter",))
             self._parameters = tuple(sorted(found, key=lambda one: one.parameter_number or 0))
         return self._parameters
 
-    def rows(self) -> Iterator[tuple[str, Shape]]:
-        """The opcode and the shape of each instruction, in order; makes no instructions."""
-        for pieces, shape in zip(self._lines, self._shapes, strict=True):
-            yield pieces[_OPCODE], shape
+    @property
+    def places(self) -> Mapping[str, Sequence[int]]:
+        """The indices of its instructions by their opcode; makes no instructions."""
+        if self._places is None:
+            places: defaultdict[str, list[int]] = defaultdict(list)
+            for index, pieces in enumerate(self._lines):
+                places[pieces[_OPCODE]].append(index)
+            self._places = dict(places)
+        return self._places
+
+    def shapes_of(self, opcode: str) -> Iterator[Shape]:
+        """The shape of each instruction of this opcode, in order; makes no instructions."""
+        return (self._shapes[index] for index in self.places.get(opcode, ()))
+
+    def of_opcodes(self, opcodes: Collection[str], holding: str = "") -> Sequence[Instruction]:
+        """Its instructions of these opcodes, in order; where it has none, makes no instructions.
+
+        Args:
+            holding: leave out those whose attributes, as printed, do not hold this text.
+        """
+        places, lines = self.places, self._lines
+        found = [index for opcode in opcodes for index in places.get(opcode, ())]
+        if holding:
+            found = [index for index in found if holding in lines[index][_ATTRIBUTES]]
+        return self._at(sorted(found))
+
+    def holding(self, text: str) -> Sequence[Instruction]:
+        """Its instructions whose attributes, as printed, hold ``text``, in order; where it has
+        none, makes no instructions."""
+        lines = enumerate(self._lines)
+        return self._at([index for index, pieces in lines if text in pieces[_ATTRIBUTES]])
+
+    def _at(self, indices: Sequence[int]) -> Sequence[Instruction]:
+        instructions = self.instructions if indices else ()
+        return [instructions[index] for index in indices]
 
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
@@ -380,16 +414,17 @@ class Computation:
         return self._users[instruction._index]
 
     @property
-    def calls(self) -> tuple[Instruction, ...]:
-        """The instructions that call other computations, in order."""
+    def calls(self) -> Sequence[tuple[str, Call]]:
+        """The calls of other computations in it, in order, each with the name of what is called;
+        makes no instructions."""
         if self._calls is None:
-            may_call = [
-                index
-                for index, pieces in enumerate(self._lines)
-                if pieces[_OPCODE] not in _CALL_NOTHING and read.MAY_CALL(pieces[_ATTRIBUTES])
-            ]
-            found = (self.instructions[index] for index in may_call)
-            self._calls = tuple(one for one in found if one.called_names)
+            places = self.places
+            may_call = (places[opcode] for opcode in places.keys() - _CALL_NOTHING)
+            self._calls = tuple(
+                (name, Call(self, index))
+                for index in merge(*may_call)
+                for name in read.called_names(self._lines[index][_ATTRIBUTES])
+            )
         return self._calls
 
     def uses_of(
@@ -424,6 +459,21 @@ class Computation:
 
     def __repr__(self) -> str:
         return f"<Computation %{self._name}, {len(self)} instructions>"
+
+
+class Call(NamedTuple):
+    """An instruction that calls a computation, by its place."""
+
+    computation: Computation
+    place: int
+
+    @property
+    def opcode(self) -> str:
+        return self.computation._lines[self.place][_OPCODE]
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.computation.instructions[self.place]
 
 
 class _ElementUses:
@@ -486,6 +536,16 @@ class Module:
         """Every instruction, computation by computation."""
         for computation in self.computations.values():
             yield from computation.instructions
+
+    def of_opcodes(self, opcodes: Collection[str], holding: str = "") -> Iterator[Instruction]:
+        """Every instruction of these opcodes, as :meth:`Computation.of_opcodes`."""
+        for computation in self.computations.values():
+            yield from computation.of_opcodes(opcodes, holding)
+
+    def holding(self, text: str) -> Iterator[Instruction]:
+        """Every instruction whose attributes hold ``text``, as :meth:`Computation.holding`."""
+        for computation in self.computations.values():
+            yield from computation.holding(text)
 
     # -- the header
 
@@ -551,29 +611,55 @@ class Module:
 
     def callers(self, computation: Computation) -> tuple[Instruction, ...]:
         """The instructions that call ``computation``, in the order of the text."""
-        return self._callers.get(computation.name, ())
+        callers = self._callers.get(computation.name)
+        if callers is None:
+            callers = tuple(call.instruction for call in self.calls_of(computation))
+            self._callers[computation.name] = callers
+        return callers
 
-    @cached_property
-    def _callers(self) -> dict[str, tuple[Instruction, ...]]:
-        callers: dict[str, list[Instruction]] = {}
-        for computation in self.computations.values():
-            for instruction in computation.calls:
-                for name in instruction.called_names:
-                    callers.setdefault(name, []).append(instruction)
-        return {name: tuple(found) for name, found in callers.items()}
+    def calls_of(self, computation: Computation) -> Sequence[Call]:
+        """As :meth:`callers`, by their places: makes no instructions."""
+        return self._calls.get(computation.name, ())
+
+    def is_fused(self, computation: Computation) -> bool:
+        """Whether a fusion calls ``computation``."""
+        return computation.name in self._fused
 
     def fusion_kinds(self, computation: Computation) -> frozenset[str]:
         """The kinds (``kLoop``, ``kCustom``, ...) of the fusions that call ``computation``."""
-        return self._fusion_kinds.get(computation.name, frozenset())
+        kinds = self._fusion_kinds.get(computation.name)
+        if kinds is None:
+            kinds = frozenset(
+                caller.attributes.get("kind", "")
+                for caller in self.callers(computation)
+                if caller.opcode == "fusion"
+            )
+            self._fusion_kinds[computation.name] = kinds
+        return kinds
+
+    @cached_property
+    def _calls(self) -> Mapping[str, Sequence[Call]]:
+        calls: defaultdict[str, list[Call]] = defaultdict(list)
+        for computation in self.computations.values():
+            for name, call in computation.calls:
+                calls[name].append(call)
+        return dict(calls)
+
+    @cached_property
+    def _fused(self) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, calls in self._calls.items()
+            if any(call.opcode == "fusion" for call in calls)
+        )
+
+    @cached_property
+    def _callers(self) -> dict[str, tuple[Instruction, ...]]:
+        return {}  # filled as they are asked for
 
     @cached_property
     def _fusion_kinds(self) -> dict[str, frozenset[str]]:
-        return {
-            name: frozenset(
-                caller.attributes.get("kind", "") for caller in callers if caller.opcode == "fusion"
-            )
-            for name, callers in self._callers.items()
-        }
+        return {}
 
     # -- sources
 
@@ -606,6 +692,10 @@ class Module:
         return str(self.to_frame().to_html(max_rows=40, max_cols=20))
 
     @cached_property
+    def _kept(self) -> dict[object, Any]:
+        return {}
+
+    @cached_property
     def _frames(self) -> FrameTables:
         return FrameTables.parse(self.frame_tables)
 
@@ -613,3 +703,17 @@ class Module:
     def traced_lines(self) -> frozenset[SourceLocation]:
         """Every line in the source tables; empty for a module without them."""
         return self._frames.lines
+
+
+def kept_by_module(find: Callable[[Module], _Found]) -> Callable[[Module], _Found]:
+    """Find something out of each module once: the module keeps it."""
+
+    @wraps(find)
+    def find_once(module: Module) -> _Found:
+        kept = module._kept
+        if find not in kept:
+            kept[find] = find(module)
+        found: _Found = kept[find]
+        return found
+
+    return find_once
