@@ -17,6 +17,7 @@ from functools import cached_property
 from hlo_audit.dump import AuditStage, ModuleDump, Snapshot
 from hlo_audit.errors import DumpError
 from hlo_audit.hlo import Computation, Module, Shape
+from hlo_audit.hlo.collector import no_collection
 from hlo_audit.rule import Context, Phase, Rule
 
 DEFAULT_OPCODES = ("transpose", "copy", "all-reduce", "reduce-scatter", "all-gather")
@@ -60,7 +61,8 @@ class Passes:
                 hint="dump them with compiler option xla_dump_hlo_pass_re=.*",
             )
         self.dump = dump
-        read = list(dump.read_all())
+        with no_collection():
+            read = list(dump.read_all())
         self.snapshots = tuple(snapshot for snapshot, _ in read)
         self.modules = tuple(module for _, module in read)
 
@@ -305,14 +307,15 @@ def make_timeline(
         opcodes: an asynchronous collective counts as its opcode, once, by its start.
         options: rule code -> option -> value.
     """
-    series = [
-        _series(rule.code, rule.slug, "rule", rule.watch.counts, tally)
-        for rule in rules
-        if rule.watch is not None
-        for tally in (_tally_rule(passes, rule, (options or {}).get(rule.code)),)
-    ]
     names = tuple(dict.fromkeys(opcodes))
-    tallies = _tally_opcodes(passes, names)
+    with no_collection():
+        series = [
+            _series(rule.code, rule.slug, "rule", rule.watch.counts, tally)
+            for rule in rules
+            if rule.watch is not None
+            for tally in (_tally_rule(passes, rule, (options or {}).get(rule.code)),)
+        ]
+        tallies = _tally_opcodes(passes, names)
     series += [
         _series(name, name, "opcode", f"{name} instructions", tallies[name]) for name in names
     ]
