@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, Literal, get_args
 
 from hlo_audit.cost import Traffic, traffic_of
@@ -331,7 +331,7 @@ class Context:
         charged = charged_to or (instruction,)
         stacks = ((charged_in or module).frames(one) for one in charged)
         source, *callers = next((stack for stack in stacks if stack), (None,))
-        callers = list(takewhile(_is_of_the_program, callers))
+        callers = list(islice(takewhile(_is_of_the_program, callers), MOST_FRAMES))
         return Finding(
             rule=self._rule.code,
             slug=self._rule.slug,
@@ -346,7 +346,7 @@ class Context:
             estimated_cycles=instruction.estimated_cycles,
             op_name=next((one.op_name for one in charged if one.op_name), ""),
             source=source,
-            stack=tuple(callers[:MOST_FRAMES]),
+            stack=tuple(callers),
             details=details,
             fixes=fixes,
             traffic=traffic_of(module, instruction, element),

@@ -174,11 +174,11 @@ def parse_computation_names(text: str) -> tuple[str, ...]:
 
 def called_names(text: str) -> tuple[str, ...]:
     """The names of the computations that an instruction with the attributes ``text`` calls."""
-    if not _may_call(text):
-        return ()
     plain = _PLAIN_CALL(text)
     if plain is not None and not _may_call(text[plain.end() :]):
         return (plain[1],)
+    if not _may_call(text):
+        return ()
     attributes = split_attributes(text)
     return tuple(
         name
@@ -191,7 +191,7 @@ def called_names(text: str) -> tuple[str, ...]:
 def _may_call(text: str) -> bool:
     """Whether ``text`` can hold an attribute that names a computation: a string in it may look like
     one."""
-    return any(key in text for key in CALLING_ATTRIBUTES) and _CALLING(text) is not None
+    return any(map(text.__contains__, CALLING_ATTRIBUTES)) and _CALLING(text) is not None
 
 
 def parse_integers(text: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from heapq import merge
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hlo_audit.errors import ParseError
@@ -385,11 +386,14 @@ class Computation:
         Args:
             holding: leave out those whose attributes, as printed, do not hold this text.
         """
-        places, lines = self.places, self._lines
-        found = [index for opcode in opcodes for index in places.get(opcode, ())]
+        places = self.places
+        if places.keys().isdisjoint(opcodes):
+            return ()
+        found = sorted(chain.from_iterable(places.get(opcode, ()) for opcode in opcodes))
         if holding:
+            lines = self._lines
             found = [index for index in found if holding in lines[index][_ATTRIBUTES]]
-        return self._at(sorted(found))
+        return self._at(found)
 
     def holding(self, text: str) -> Sequence[Instruction]:
         """Its instructions whose attributes, as printed, hold ``text``, in order; where it has
@@ -422,7 +426,7 @@ class Computation:
             may_call = (places[opcode] for opcode in places.keys() - _CALL_NOTHING)
             self._calls = tuple(
                 (name, Call(self, index))
-                for index in merge(*may_call)
+                for index in sorted(chain.from_iterable(may_call))
                 for name in read.called_names(self._lines[index][_ATTRIBUTES])
             )
         return self._calls
