@@ -226,7 +226,6 @@ class Watch:
         counts: what is counted, in words.
         phases: where that means anything.
         elsewhere: why it means nothing in the others; ``""`` where there are none.
-        opcodes: without any of these in a module there is nothing to count.
         seen_in: yields what is counted in one computation; ``None`` where the rule must see the
             module.
         seen: yields the values that are counted in a module, with the snapshot in the place of the
@@ -236,7 +235,6 @@ class Watch:
     counts: str
     phases: tuple[Phase, ...]
     elsewhere: str
-    opcodes: frozenset[str]
     seen_in: Callable[[Computation, Context], Iterator[Instruction]] | None = None
     seen: Callable[[Module, Context], Iterator[Value]] | None = None
 

@@ -403,11 +403,9 @@ def _finder(rule: Rule, context: Context) -> Callable[[Computation], Counter[_Ke
     watch = rule.watch
     assert watch is not None
     assert watch.seen_in is not None
-    opcodes, seen_in = watch.opcodes, watch.seen_in
+    seen_in = watch.seen_in
 
     def find(computation: Computation) -> Counter[_Key]:
-        if opcodes.isdisjoint(computation.places):
-            return Counter()
         return Counter(_key(rule.code, one.shape) for one in seen_in(computation, context))
 
     return find
@@ -427,10 +425,6 @@ def _tally_module(
     """Apply the rule to one snapshot as if it were the one that it reads."""
     assert rule.watch is not None
     assert rule.watch.seen is not None
-    opcodes = rule.watch.opcodes
-    if all(opcodes.isdisjoint(one.places) for one in module.computations.values()):
-        tally.counts.append(Counter())
-        return
     context = Context(rule, {rule.reads[0]: module, **others}, options)
     try:
         counts = Counter(_key(rule.code, value.shape) for value in rule.watch.seen(module, context))

@@ -41,7 +41,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hlo_audit.errors import RefusedReshapeError
@@ -319,7 +319,7 @@ class _Weights:
         self._module = module
         self._before = before
         self._updated = {alias.parameter_number for alias in module.input_output_aliases}
-        self._shards = {one.parameter_number: _shards(one) for one in before.entry.parameters}
+        self._shards = _shards_of_arguments(before)
         self._with_the_batch: dict[tuple[Instruction, int], set[bool | None]] = {}
         self._cut_by: dict[int, set[int | None]] = {}
 
@@ -376,6 +376,12 @@ def _has_the_batch(
         first = sharding.shards[0] if sharding.shards else 1
         return 0 not in contracted and first > 1 and first % members == 0
     return None
+
+
+@kept_by_module
+def _shards_of_arguments(before: Module) -> Mapping[int | None, tuple[int, ...]]:
+    """Into how many pieces each dimension of each argument is cut, by the argument's number."""
+    return {one.parameter_number: _shards(one) for one in before.entry.parameters}
 
 
 def _shards(parameter: Instruction) -> tuple[int, ...]:
@@ -843,7 +849,6 @@ RULE = Rule(
         counts="collectives that a merge of a sharded axis forces",
         phases=("partitioned", "laid-out"),
         elsewhere="a program that is not partitioned yet has no collectives of its own",
-        opcodes=frozenset({*_GATHERS, *_EXCHANGES}),
         seen=seen,
     ),
 )

@@ -367,7 +367,6 @@ RULE = Rule(
         counts="all-reduced values of which every chip keeps only its own slice",
         phases=("partitioned", "laid-out"),
         elsewhere="a program that is not partitioned yet has no collectives of its own",
-        opcodes=frozenset(_ALL_REDUCES),
         seen=seen,
     ),
 )

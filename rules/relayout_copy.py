@@ -357,7 +357,6 @@ RULE = Rule(
         counts="copies that change the order or the tiling of a buffer",
         phases=("laid-out",),
         elsewhere="before layout assignment no layout is settled",
-        opcodes=frozenset({"copy"}),
         seen_in=seen_in,
     ),
 )

@@ -292,7 +292,6 @@ RULE = Rule(
         counts="calls to Sharding",
         phases=("unpartitioned", "partitioned", "laid-out"),
         elsewhere="",
-        opcodes=frozenset({"custom-call"}),
         seen_in=seen_in,
     ),
 )

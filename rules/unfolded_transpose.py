@@ -526,7 +526,6 @@ RULE = Rule(
         "whether they cost copies or not",
         phases=("unpartitioned", "partitioned"),
         elsewhere="from layout assignment on a transpose is a bitcast or a copy",
-        opcodes=frozenset({"transpose"}),
         seen_in=seen_in,
     ),
 )

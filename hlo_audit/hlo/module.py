@@ -148,7 +148,7 @@ class Instruction:
 
     def _make_operand_values(self) -> tuple[Value, ...]:
         if "#" not in self._pieces[_OPERANDS] or not self._operands:
-            return tuple(Value(operand) for operand in self._operands)
+            return tuple(map(Value, self._operands))
         return tuple(
             Value(operand, index)
             for operand, (_, index) in zip(
