@@ -123,27 +123,23 @@ def _is_slice(use: Use) -> bool:
 
 def _scatters(module: Module, slices: Sequence[Use], groups: Sequence[Sequence[int]]) -> bool:
     """Whether every member of each replica group keeps a part of its own in every slice."""
-    for group in groups:
-        parts = []
-        for partition in group:
-            offsets = {_offsets(module, use, partition) for use in slices}
-            if len(offsets) != 1 or None in offsets:
-                return False
-            parts.append(offsets.pop())
-        if len(set(parts)) != len(group):
+    partitions = [partition for group in groups for partition in group]
+    parts: list[tuple[int | None, ...]] | None = None
+    for use in slices:
+        offsets = _offsets(module, use, partitions)
+        differs = parts is not None and parts != offsets
+        if differs or any(None in part for part in offsets):
             return False
-    return True
+        parts = offsets
+    part_of = dict(zip(partitions, parts or (), strict=True))
+    return all(len({part_of[partition] for partition in group}) == len(group) for group in groups)
 
 
-def _offsets(module: Module, use: Use, partition: int) -> tuple[int, ...] | None:
-    offsets = []
-    for dimension in _cut_dimensions(use.user):
-        index = use.user.operand_values[1 + dimension]
-        offset = evaluate(module, Site(index, use.calls), partition)
-        if offset is None:
-            return None
-        offsets.append(offset)
-    return tuple(offsets)
+def _offsets(module: Module, use: Use, partitions: Sequence[int]) -> list[tuple[int | None, ...]]:
+    """Where the slice of each partition starts in the dimensions that are cut."""
+    indices = [use.user.operand_values[1 + dimension] for dimension in _cut_dimensions(use.user)]
+    offsets = [evaluate(module, Site(index, use.calls), partitions) for index in indices]
+    return list(zip(*offsets, strict=True)) if offsets else [()] * len(partitions)
 
 
 def _cut_dimensions(dynamic_slice: Instruction) -> tuple[int, ...]:
@@ -207,13 +203,9 @@ def _reason(
 
     The bytes are those of the reduced type: that is what the wire carries.
     """
-    cut = _cut_dimensions(use.user)
-    offsets = [_offsets(module, use, partition) for partition in group]
-    moving = [
-        dimension
-        for position, dimension in enumerate(cut)
-        if len({offset[position] for offset in offsets if offset is not None}) > 1
-    ]
+    offsets = _offsets(module, use, group)
+    cut = zip(_cut_dimensions(use.user), zip(*offsets, strict=True), strict=True)
+    moving = [dimension for dimension, starts in cut if len(set(starts)) > 1]
     minor = use.user.operand_values[0].shape.minor_to_major[0]
     extent = use.user.shape.dimensions[minor] * element_bits(reduced.element_type) // 8
     if len(moving) > 1:

@@ -7,7 +7,8 @@ computation is the operand of the very fusion it was reached through.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from hlo_audit.hlo.attributes import is_number
@@ -194,54 +195,64 @@ def _element(value: Value, index: tuple[int, ...]) -> Value:
     return Value(value.instruction, value.tuple_index + index)
 
 
-def evaluate(module: Module, site: Site, partition: int) -> int | None:
-    """The integer that a scalar has on partition ``partition``, or ``None`` where it depends on
+_Numbers = list[int | None]
+"""What a scalar is on each of some partitions; ``None`` where that is not known."""
+
+
+def evaluate(module: Module, site: Site, partitions: Sequence[int]) -> list[int | None]:
+    """The integer that a scalar has on each of ``partitions``, or ``None`` where it depends on
     anything but constants and the partition's number."""
-    return _Evaluation(module, partition).value(site, 0)
+    return _Evaluation(module, partitions).values(site, 0)
 
 
 class _Evaluation:
     """One evaluation: what it met before is not evaluated again, and no value leaves 64 bits."""
 
-    def __init__(self, module: Module, partition: int) -> None:
+    def __init__(self, module: Module, partitions: Sequence[int]) -> None:
         self.module = module
-        self.partition = partition
-        self.known: dict[Site, int | None] = {}
+        self.partitions = partitions
+        self.known: dict[Site, _Numbers] = {}
 
-    def value(self, site: Site, depth: int) -> int | None:
+    def values(self, site: Site, depth: int) -> _Numbers:
         if depth > _MAX_DEPTH:
-            return None
+            return self.unknown()
         site = origin(self.module, site, through=_SCALAR_MOVES)
         if site not in self.known:
-            value = self.compute(site, depth)
-            self.known[site] = None if value is None or abs(value) >= 1 << 64 else value
+            self.known[site] = [
+                None if value is None or abs(value) >= 1 << 64 else value
+                for value in self.compute(site, depth)
+            ]
         return self.known[site]
 
-    def compute(self, site: Site, depth: int) -> int | None:
+    def compute(self, site: Site, depth: int) -> _Numbers:
         instruction, opcode = site.instruction, site.instruction.opcode
         if opcode == "partition-id":
-            return self.partition
+            return list(self.partitions)
         if opcode == "constant":
-            return _constant_element(instruction, 0)
+            return _constant_elements(instruction, [0] * len(self.partitions))
         values = instruction.operand_values
         if opcode == "dynamic-slice" and len(values) == 2:  # the partitioner's table of offsets
             table = origin(self.module, Site(values[0], site.calls))
-            index = self.value(Site(values[1], site.calls), depth + 1)
-            if table.instruction.opcode == "constant" and index is not None:
-                return _constant_element(table.instruction, index)
-            return None
+            indices = self.values(Site(values[1], site.calls), depth + 1)
+            if table.instruction.opcode == "constant":
+                return _constant_elements(table.instruction, indices)
+            return self.unknown()
         if opcode not in _OPERAND_COUNTS or len(values) != _OPERAND_COUNTS[opcode]:
-            return None
-        operands = [self.value(Site(value, site.calls), depth + 1) for value in values]
-        if opcode == "select":
-            return None if operands[0] is None else operands[1 if operands[0] else 2]
-        if any(operand is None for operand in operands):
-            return None
-        return _apply(instruction, [operand for operand in operands if operand is not None])
+            return self.unknown()
+        operands = [self.values(Site(value, site.calls), depth + 1) for value in values]
+        return [_apply(instruction, row) for row in zip(*operands, strict=True)]
+
+    def unknown(self) -> _Numbers:
+        return [None] * len(self.partitions)
 
 
-def _apply(instruction: Instruction, operands: list[int]) -> int | None:
+def _apply(instruction: Instruction, row: tuple[int | None, ...]) -> int | None:
     opcode = instruction.opcode
+    if opcode == "select":
+        return None if row[0] is None else row[1 if row[0] else 2]
+    operands = [operand for operand in row if operand is not None]
+    if len(operands) < len(row):
+        return None
     if opcode == "compare":
         holds = _COMPARISONS.get(instruction.attributes.get("direction", ""))
         return None if holds is None else int(holds(*operands))
@@ -257,15 +268,18 @@ _OPERAND_COUNTS = {**dict.fromkeys(_ARITHMETIC, 2), "compare": 2, "select": 3, "
 _SCALAR_MOVES = MOVES | {"convert", "reshape", "broadcast", "copy", "bitcast-convert", "slice"}
 
 
-def _constant_element(constant: Instruction, index: int) -> int | None:
+def _constant_elements(constant: Instruction, indices: _Numbers) -> _Numbers:
     literal = constant.literal.strip()
     if literal in ("true", "false"):
-        return int(literal == "true")
-    elements: Iterator[re.Match[str]] = _INTEGER.finditer(literal)
-    for position, element in enumerate(elements):
-        if position == index:
-            return int(element[0])
-    return None
+        return [None if index is None else int(literal == "true") for index in indices]
+    end = 1 + max((index for index in indices if index is not None), default=-1)
+    # There are no more elements than characters.
+    end = max(0, min(end, len(literal)))
+    elements: Iterator[re.Match[str]] = islice(_INTEGER.finditer(literal), end)
+    found = [int(element[0]) for element in elements]
+    return [
+        found[index] if index is not None and 0 <= index < len(found) else None for index in indices
+    ]
 
 
 class Use(NamedTuple):

@@ -29,7 +29,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
         return None
     element, bound_is_left = counter
     bound = _operand(module, test, 0 if bound_is_left else 1)
-    start = evaluate(module, Site(Value(loop.operands[0], (element,))), 0)
+    start = _constant(module, Site(Value(loop.operands[0], (element,))))
     step = _step(module, body, element)
     if bound is None or start is None or step is None:
         return None
@@ -81,7 +81,12 @@ def _counter(module: Module, test: Site) -> tuple[int, bool] | None:
 
 def _operand(module: Module, site: Site, number: int) -> int | None:
     operands = site.instruction.operand_values
-    return evaluate(module, Site(operands[number], site.calls), 0) if len(operands) == 2 else None
+    return _constant(module, Site(operands[number], site.calls)) if len(operands) == 2 else None
+
+
+def _constant(module: Module, site: Site) -> int | None:
+    """The integer that a scalar has on the first partition."""
+    return evaluate(module, site, [0])[0]
 
 
 def _step(module: Module, body: Computation, element: int) -> int | None:
