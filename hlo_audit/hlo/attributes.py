@@ -51,11 +51,12 @@ CALLING_ATTRIBUTES = (
 )
 """The attributes that name computations."""
 
-# The search for whole words is slow; most text holds none of their letters.
-_CALLING = re.compile(rf"(?:{'|'.join(CALLING_ATTRIBUTES)})\s*+=").search
+_CALLING = tuple((key, re.compile(rf"{key}\s*+=").search) for key in CALLING_ATTRIBUTES)
 
 # How XLA prints nearly all calls.
-_PLAIN_CALL = re.compile(r", (?:kind=\w++, )?(?:calls|to_apply)=%([\w.-]++)(?=,|\Z)").match
+_PLAIN_CALL = re.compile(
+    r", (?:kind=\w++, |dimensions=\{[\d,]*+\}, )?(?:calls|to_apply)=%([\w.-]++)(?=,|\Z)"
+).match
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def called_names(text: str) -> tuple[str, ...]:
 def _may_call(text: str) -> bool:
     """Whether ``text`` can hold an attribute that names a computation: a string in it may look like
     one."""
-    return any(map(text.__contains__, CALLING_ATTRIBUTES)) and _CALLING(text) is not None
+    return any(key in text and search(text) for key, search in _CALLING)
 
 
 def parse_integers(text: str) -> tuple[int, ...]:
