@@ -167,7 +167,9 @@ def _known_shardings(computation: Computation) -> dict[Instruction, Sharding]:
             constants.add(instruction)
         if instruction.sharding is not None:
             known[instruction] = instruction.sharding
-        elif instruction.opcode in _ELEMENTWISE:
+        elif instruction.opcode in _ELEMENTWISE and not known.keys().isdisjoint(
+            instruction.operands
+        ):
             whole = [
                 operand
                 for operand in instruction.operands

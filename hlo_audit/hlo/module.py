@@ -242,8 +242,7 @@ class Instruction:
     @property
     def backend_config(self) -> Mapping[str, Any]:
         """The backend's settings; empty where there are none, or not as JSON."""
-        text = self._attribute("backend_config")
-        return (read.parse_backend_config(text) or {}) if text else {}
+        return read.find_backend_config(self._pieces[_ATTRIBUTES]) or {}
 
     @property
     def estimated_cycles(self) -> int | None:
