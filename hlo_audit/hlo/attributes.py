@@ -193,7 +193,10 @@ def called_names(text: str) -> tuple[str, ...]:
 def _may_call(text: str) -> bool:
     """Whether ``text`` can hold an attribute that names a computation: a string in it may look like
     one."""
-    return any(key in text and search(text) for key, search in _CALLING)
+    # Most text holds none of the words.
+    return any(map(text.__contains__, CALLING_ATTRIBUTES)) and any(
+        key in text and search(text) for key, search in _CALLING
+    )
 
 
 def parse_integers(text: str) -> tuple[int, ...]:
