@@ -51,6 +51,7 @@ from hlo_audit.rules._lm_head_fixes import (
     kernel_order_grad,
 )
 
+_CONVERTED = MOVES | {"convert"}
 _ALL_REDUCES = ("all-reduce", "all-reduce-start")
 _REASONS = {
     "minor-extent": "{extent} bytes along the minor-most dimension, under the {least} that a "
@@ -109,8 +110,7 @@ def _reduced_values(all_reduce: Instruction) -> Iterator[Value]:
 
 def _slices(module: Module, value: Value) -> list[Use]:
     """The dynamic-slices that are all the uses of ``value``; empty if it has any other."""
-    uses = terminal_uses(module, value, through=MOVES | {"convert"})
-    return uses if uses and all(map(_is_slice, uses)) else []
+    return terminal_uses(module, value, through=_CONVERTED, wanted=_is_slice) or []
 
 
 def _is_slice(use: Use) -> bool:

@@ -170,12 +170,16 @@ def _copies_for_kernels(module: Module, context: Context) -> Iterator[Finding]:
             continue
         if after.logical_bytes < context.option("min_bytes"):
             continue
-        uses = terminal_uses(final, Value(copy))
-        if not uses or not all(use.user.custom_call_target == _KERNEL for use in uses):
+        uses = terminal_uses(final, Value(copy), wanted=_is_of_kernel)
+        if not uses:
             continue
         weight = _weight(final, copy)
         if weight is not None:
             yield _operand_finding(module, context, copy, uses, weight)
+
+
+def _is_of_kernel(use: Use) -> bool:
+    return use.user.custom_call_target == _KERNEL
 
 
 def _weight(final: Module, copy: Instruction) -> Instruction | None:
@@ -237,8 +241,7 @@ def _transpose_for(module: Module, copy: Instruction) -> Instruction | None:
         operand = transpose.operand_values[0].shape
         if operand.is_tuple or squeezed(operand) != sizes:
             continue
-        uses = terminal_uses(module, Value(transpose))
-        if uses and all(use.user.custom_call_target == _KERNEL for use in uses):
+        if terminal_uses(module, Value(transpose), wanted=_is_of_kernel):
             return transpose
     return None
 

@@ -298,21 +298,31 @@ class Followed(NamedTuple):
 
 
 def terminal_uses(
-    module: Module, value: Value, *, through: frozenset[str] = MOVES, limit: int = 1000
+    module: Module,
+    value: Value,
+    *,
+    through: frozenset[str] = MOVES,
+    limit: int = 1000,
+    wanted: Callable[[Use], bool] = lambda _: True,
 ) -> list[Use] | None:
     """Follow a value forward through ``through``, tuples, fusions, calls and the ends of
     asynchronous pairs, to the operands that do something with it.
 
     Where it leaves a computation that nothing known calls (the entry, a loop body), the use is the
     root. ``None`` for a value with more than ``limit`` places on the way, or ten times as many
-    readers.
+    readers, and for one with a use that is not ``wanted``: it is followed no further then.
     """
-    followed = follow(module, value, through=through, limit=limit)
+    followed = follow(module, value, through=through, limit=limit, wanted=wanted)
     return None if followed is None else followed.uses
 
 
 def follow(
-    module: Module, value: Value, *, through: frozenset[str] = MOVES, limit: int = 1000
+    module: Module,
+    value: Value,
+    *,
+    through: frozenset[str] = MOVES,
+    limit: int = 1000,
+    wanted: Callable[[Use], bool] = lambda _: True,
 ) -> Followed | None:
     """As :func:`terminal_uses`, with the values on the way."""
     uses: list[Use] = []
@@ -326,24 +336,29 @@ def follow(
         steps = []
         if instruction.is_root:
             left = _leave(module, instruction, index, calls)
-            if left is None:
-                uses.append(Use(instruction, 0, calls))
-            else:
+            if left is not None:
                 steps.append(left)
+            elif wanted(use := Use(instruction, 0, calls)):
+                uses.append(use)
+            else:
+                return None
         readers = instruction.uses(index[0] if index else None)
         looked_at += len(readers)
         if looked_at > _USES_A_PLACE * limit:
             return None
         for user, number in readers:
-            operand = user.operand_values[number]
-            if index[: len(operand.tuple_index)] != operand.tuple_index:
+            read_index = user.read_index(number)
+            if index[: len(read_index)] != read_index:
                 continue
-            rest = index[len(operand.tuple_index) :]
+            rest = index[len(read_index) :]
             step = _enter(module, user, number, rest, calls, through)
-            if step is None:
-                uses.append(Use(user, number, calls))
-            elif step:
+            if step:
                 steps.append(step)
+            elif step is None:
+                use = Use(user, number, calls)
+                if not wanted(use):
+                    return None
+                uses.append(use)
         for step in steps:
             if step not in seen:
                 seen[step] = None

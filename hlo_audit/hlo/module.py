@@ -146,6 +146,12 @@ class Instruction:
             self._wide_operand_values = self._make_operand_values()
             return self._wide_operand_values
 
+    def read_index(self, number: int) -> tuple[int, ...]:
+        """The tuple element that an operand reads, ``()`` for all of it."""
+        if "#" not in self._pieces[_OPERANDS]:
+            return ()
+        return self.operand_values[number].tuple_index
+
     def _make_operand_values(self) -> tuple[Value, ...]:
         if "#" not in self._pieces[_OPERANDS] or not self._operands:
             return tuple(map(Value, self._operands))
@@ -486,7 +492,7 @@ class _ElementUses:
         self._of_all: list[tuple[int, tuple[Instruction, int]]] = []
         self._of_one: dict[int, list[tuple[int, tuple[Instruction, int]]]] = {}
         for place, (user, number) in enumerate(uses):
-            read_index = user.operand_values[number].tuple_index
+            read_index = user.read_index(number)
             text = user.attributes.get("index", "") if user.opcode == "get-tuple-element" else ""
             if read_index:
                 self._of_one.setdefault(read_index[0], []).append((place, (user, number)))
