@@ -17,8 +17,9 @@ matrix
 audit
     Reading and judging a matrix of dumps, by compiling what they are of.
 rules
-    Reading a dump with all rules on, against XLA's parser on the same snapshots: the audit with the
-    three that it reads, the timeline with every one.
+    Reading with all rules on, against XLA's parser: the audit on the three snapshots that it reads,
+    the timeline on every one, each beside reading the same and no more; and the audit on every one
+    as well, which is what a whole dump costs who has it audited.
 
 Times are medians of N rounds taken in turns; memory is the peak of the resident set.
 """
@@ -37,10 +38,10 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from jaxlib._hlo import hlo_module_from_text
 from rich.console import Console
@@ -55,6 +56,8 @@ from hlo_audit.timeline import Passes, make_timeline
 
 Row = tuple[str, str, str, str]
 """What was measured, on how much, the seconds or the memory, and the ratio."""
+
+Item = TypeVar("Item")
 
 _MODEL_SIZES = {"batch": 16, "seq": 16}
 _TOPOLOGIES = (
@@ -226,27 +229,46 @@ def audit(rounds: int, scratch: Path) -> Iterator[Row]:
 
 
 def rules(dump: ModuleDump, rounds: int) -> Iterator[Row]:
-    read = [dump.before_optimizations, dump.before_layout_assignment, dump.final]
-    measured: dict[str, tuple[Sequence[Snapshot], Callable[[], object]]] = {
-        "rules: audit of a dump": (
-            [snapshot for snapshot in read if snapshot is not None],
-            lambda: audit_module_dump("", dump, None, ALL_RULES, {}),
-        ),
-        "rules: timeline of all passes": (
-            dump.snapshots,
-            lambda: make_timeline(Passes(dump), ALL_RULES),
-        ),
-    }
-    for label, (snapshots, ours) in measured.items():
-        texts = [snapshot.path.read_text("utf-8", "replace") for snapshot in snapshots]
-        sample = texts[:: max(1, len(texts) // _SAMPLE)]
-        share = sum(map(len, sample)) / sum(map(len, texts))
-        ratios = []
-        for _ in range(rounds):
-            xla = sum(seconds(lambda text=text: hlo_module_from_text(text)) for text in sample)
-            ratios.append(xla / share / seconds(ours))
-        of = f"{len(texts)} snapshots" + f", XLA's time from {len(sample)}" * (share < 1)
-        yield (label, of, "", f"{statistics.median(ratios):.1f} times as fast as XLA's parser")
+    judged = list(dump.audited.values())
+    few, all_ = f"{len(judged)} snapshots", f"{len(dump.snapshots)} snapshots"
+    texts = _texts(judged)
+    sample, share = _sample(dump.snapshots)
+    if share < 1:
+        all_ += f", XLA's time from {len(sample)}"
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for _ in range(rounds):
+        of_few = seconds(lambda: each(hlo_module_from_text, texts))
+        of_all = seconds(lambda: each(hlo_module_from_text, sample)) / share
+        read_few = seconds(lambda: each(Snapshot.read, judged))
+        read_all = seconds(lambda: each(id, dump.read_all()))
+        audited = seconds(lambda: audit_module_dump("", dump, None, ALL_RULES, {}))
+        counted = seconds(lambda: make_timeline(Passes(dump), ALL_RULES))
+        for what, ratio in {
+            ("rules: reading alone", few): of_few / read_few,
+            ("rules: audit", few): of_few / audited,
+            ("rules: reading alone", all_): of_all / read_all,
+            ("rules: timeline of all passes", all_): of_all / counted,
+            ("rules: audit of the whole dump", all_): of_all / audited,
+        }.items():
+            ratios.setdefault(what, []).append(ratio)
+    for (what, of), found in ratios.items():
+        yield (what, of, "", f"{statistics.median(found):.1f} times as fast as XLA's parser")
+
+
+def _texts(snapshots: Sequence[Snapshot]) -> list[str]:
+    return [snapshot.path.read_text("utf-8", "replace") for snapshot in snapshots]
+
+
+def _sample(snapshots: Sequence[Snapshot]) -> tuple[list[str], float]:
+    """Some of the texts, and which share of the characters of all they are."""
+    texts = _texts(snapshots)
+    sample = texts[:: max(1, len(texts) // _SAMPLE)]
+    return sample, sum(map(len, sample)) / sum(map(len, texts))
+
+
+def each(do: Callable[[Item], object], items: Iterable[Item]) -> None:
+    for item in items:
+        do(item)
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -37,7 +37,7 @@ from types import MappingProxyType
 
 from hlo_audit.errors import UsageError
 from hlo_audit.hlo import Instruction, Module, Value, element_bits
-from hlo_audit.hlo.collectives import CollectiveKind, collective_kind, group_size
+from hlo_audit.hlo.collectives import COLLECTIVES, CollectiveKind, collective_kind, group_size
 from hlo_audit.hlo.dataflow import MOVES, Site, origin
 from hlo_audit.hlo.loops import executions, trip_count
 from hlo_audit.topology import parse_tpu_topology
@@ -148,14 +148,12 @@ def estimate_cost(module: Module) -> Cost | None:
     snapshot from before the code is generated)."""
     runs = executions(module)
     cycles: list[int] = []
-    for instruction in module.instructions:
+    for instruction in module.holding("estimated_cycles"):
         estimate = instruction.estimated_cycles
         if estimate is not None:
             times = runs[instruction.computation.name]
             cycles.append(estimate * (1 if times is None else times))
-    unknown = sum(
-        i.opcode == "while" and trip_count(module, i) is None for i in module.instructions
-    )
+    unknown = sum(trip_count(module, loop) is None for loop in module.of_opcodes(("while",)))
     return Cost(sum(cycles), unknown) if cycles else None
 
 
@@ -275,7 +273,7 @@ def _asked_bytes(module: Module, value: Value) -> int:
 
 
 def _is_fused(module: Module, instruction: Instruction) -> bool:
-    return bool(module.fusion_kinds(instruction.computation))
+    return module.is_fused(instruction.computation)
 
 
 @dataclass(frozen=True)
@@ -303,8 +301,7 @@ class Collective:
 
 def collectives(module: Module) -> Iterator[Collective]:
     """The collectives of a final module whose groups are understood, in its order."""
-    runs: Mapping[str, int | None] | None = None
-    for instruction in module.instructions:
+    for instruction in module.of_opcodes(COLLECTIVES):
         kind = collective_kind(module, instruction)
         group = None if kind is None else group_size(module, instruction)
         if kind is None or group is None:
@@ -312,8 +309,6 @@ def collectives(module: Module) -> Iterator[Collective]:
         traffic = _collective_traffic(module, instruction, kind, None)
         if traffic is None:
             continue
-        if runs is None:
-            runs = executions(module)
-        times = runs[instruction.computation.name]
+        times = executions(module)[instruction.computation.name]
         shape = instruction.shape.without_layout
         yield Collective(kind, instruction.name, shape, group, times, traffic)

@@ -356,9 +356,7 @@ def _persists(candidate: Instruction, computation: Computation) -> bool:
 
 def _with_opcode(computation: Computation, opcode: str) -> list[Instruction]:
     spelt = (opcode, f"{opcode}-start")
-    if not any(one in spelt for one, _ in computation.rows()):
-        return []
-    return [one for one in computation.instructions if one.opcode in spelt]
+    return list(computation.of_opcodes(spelt))
 
 
 def _stem(opcode: str) -> str:
@@ -619,10 +617,8 @@ def _source(module: Module, copy: Instruction) -> Instruction | None:
 
 
 def _chains(computation: Computation) -> Iterator[Chain]:
-    if not any(opcode == "transpose" for opcode, _ in computation.rows()):
-        return
-    for instruction in computation.instructions:
-        chain = spared_by_exchange(instruction)
+    for transpose in computation.of_opcodes(("transpose",)):
+        chain = spared_by_exchange(transpose)
         if chain is not None:
             yield chain
 

@@ -11,6 +11,7 @@ from hlo_audit.compiling import Compiling, handled
 from hlo_audit.dump import ModuleDump, read_dump
 from hlo_audit.errors import DumpError, HloAuditError
 from hlo_audit.follow import Provenance
+from hlo_audit.hlo.collector import no_collection
 from hlo_audit.program import Lowering, Recorded, Subject
 from hlo_audit.program_audit import (
     ProgramAudit,
@@ -132,10 +133,11 @@ def _trace(audit: ProgramAudit, module: ModuleDump, options: RuleOptions) -> Pro
 def traced(audit: ProgramAudit, passes: Passes, options: RuleOptions) -> ProgramAudit:
     """Give each finding the pass that brought it."""
     provenance = Provenance(passes, audit.rules, options)
-    return replace(
-        audit,
-        findings=tuple(
-            replace(finding, introduced_by=provenance.introduced_by(finding))
-            for finding in audit.findings
-        ),
-    )
+    with no_collection():
+        return replace(
+            audit,
+            findings=tuple(
+                replace(finding, introduced_by=provenance.introduced_by(finding))
+                for finding in audit.findings
+            ),
+        )

@@ -5,7 +5,6 @@ The rules come as an argument, so that this layer knows none of them.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from hlo_audit.dump import (
 )
 from hlo_audit.errors import HloAuditError, InternalError, RefusedReshapeError
 from hlo_audit.hlo import Module, SourceLocation
+from hlo_audit.hlo.collector import collected_at_the_end
 from hlo_audit.manifest import Manifest, read_manifest
 from hlo_audit.program import Lowering, Setting
 from hlo_audit.rule import Context, Finding, LayoutFix, Rule
@@ -328,11 +328,8 @@ def _audit(
     rules: Sequence[Rule],
     options: RuleOptions,
 ) -> ProgramAudit:
-    audit = _judge(subject, readers, rules, options)
-    # Computations and instructions refer to each other: the modules of program after program would
-    # stay until the collector gets to them.
-    gc.collect()
-    return audit
+    with collected_at_the_end():  # the modules of program after program would stay
+        return _judge(subject, readers, rules, options)
 
 
 def _judge(
@@ -434,4 +431,4 @@ def _needed(rules: Iterable[Rule], there: Iterable[AuditStage]) -> list[AuditSta
 
 
 def _while_loops(module: Module) -> int:
-    return sum(instruction.opcode == "while" for instruction in module.instructions)
+    return sum(len(one.places.get("while", ())) for one in module.computations.values())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, Literal, get_args
 
 from hlo_audit.cost import Traffic, traffic_of
 from hlo_audit.dump import AuditStage
 from hlo_audit.errors import RefusedReshapeError, unknown_name
-from hlo_audit.hlo import Computation, Instruction, Module, SourceLocation
+from hlo_audit.hlo import Computation, Instruction, Module, SourceLocation, Value
 from hlo_audit.hlo.loops import executions
 
 Severity = Literal["warning", "note"]
@@ -226,17 +226,17 @@ class Watch:
         counts: what is counted, in words.
         phases: where that means anything.
         elsewhere: why it means nothing in the others; ``""`` where there are none.
-        opcodes: without any of these in a module there is nothing to count.
         seen_in: yields what is counted in one computation; ``None`` where the rule must see the
-            module: then its findings are counted, with the snapshot in the place of the first
-            module that the rule reads.
+            module.
+        seen: yields the values that are counted in a module, with the snapshot in the place of the
+            first module that the rule reads; for a rule without ``seen_in``.
     """
 
     counts: str
     phases: tuple[Phase, ...]
     elsewhere: str
-    opcodes: frozenset[str]
     seen_in: Callable[[Computation, Context], Iterator[Instruction]] | None = None
+    seen: Callable[[Module, Context], Iterator[Value]] | None = None
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,6 @@ class Context:
         self._rule = rule
         self._modules = modules
         self._options = {**rule.options, **(options or {})}
-        self._executions: dict[Module, Mapping[str, int | None]] = {}
 
     def module(self, stage: AuditStage) -> Module:
         """The snapshot of one of the stages that the rule reads."""
@@ -302,9 +301,7 @@ class Context:
 
     def executions(self, module: Module, instruction: Instruction) -> int | None:
         """How often ``instruction`` runs in one step; ``None`` where that is not known."""
-        if module not in self._executions:
-            self._executions[module] = executions(module)
-        return self._executions[module][instruction.computation.name]
+        return executions(module)[instruction.computation.name]
 
     def finding(
         self,
@@ -332,7 +329,7 @@ class Context:
         charged = charged_to or (instruction,)
         stacks = ((charged_in or module).frames(one) for one in charged)
         source, *callers = next((stack for stack in stacks if stack), (None,))
-        callers = list(takewhile(_is_of_the_program, callers))
+        callers = list(islice(takewhile(_is_of_the_program, callers), MOST_FRAMES))
         return Finding(
             rule=self._rule.code,
             slug=self._rule.slug,
@@ -347,7 +344,7 @@ class Context:
             estimated_cycles=instruction.estimated_cycles,
             op_name=next((one.op_name for one in charged if one.op_name), ""),
             source=source,
-            stack=tuple(callers[:MOST_FRAMES]),
+            stack=tuple(callers),
             details=details,
             fixes=fixes,
             traffic=traffic_of(module, instruction, element),

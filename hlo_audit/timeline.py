@@ -16,7 +16,8 @@ from functools import cached_property
 
 from hlo_audit.dump import AuditStage, ModuleDump, Snapshot
 from hlo_audit.errors import DumpError
-from hlo_audit.hlo import Computation, Module
+from hlo_audit.hlo import Computation, Module, Shape
+from hlo_audit.hlo.collector import no_collection
 from hlo_audit.rule import Context, Phase, Rule
 
 DEFAULT_OPCODES = ("transpose", "copy", "all-reduce", "reduce-scatter", "all-gather")
@@ -60,7 +61,8 @@ class Passes:
                 hint="dump them with compiler option xla_dump_hlo_pass_re=.*",
             )
         self.dump = dump
-        read = list(dump.read_all())
+        with no_collection():
+            read = list(dump.read_all())
         self.snapshots = tuple(snapshot for snapshot, _ in read)
         self.modules = tuple(module for _, module in read)
 
@@ -305,14 +307,15 @@ def make_timeline(
         opcodes: an asynchronous collective counts as its opcode, once, by its start.
         options: rule code -> option -> value.
     """
-    series = [
-        _series(rule.code, rule.slug, "rule", rule.watch.counts, tally)
-        for rule in rules
-        if rule.watch is not None
-        for tally in (_tally_rule(passes, rule, (options or {}).get(rule.code)),)
-    ]
     names = tuple(dict.fromkeys(opcodes))
-    tallies = _tally_opcodes(passes, names)
+    with no_collection():
+        series = [
+            _series(rule.code, rule.slug, "rule", rule.watch.counts, tally)
+            for rule in rules
+            if rule.watch is not None
+            for tally in (_tally_rule(passes, rule, (options or {}).get(rule.code)),)
+        ]
+        tallies = _tally_opcodes(passes, names)
     series += [
         _series(name, name, "opcode", f"{name} instructions", tallies[name]) for name in names
     ]
@@ -350,12 +353,11 @@ def _tally_opcodes(passes: Passes, names: Sequence[str]) -> dict[str, _Tally]:
     wanted |= {name: name for name in names}
 
     def find(computation: Computation) -> Counter[_Key]:
-        found: Counter[_Key] = Counter()
-        for opcode, shape in computation.rows():
-            name = wanted.get(opcode)
-            if name is not None:
-                found[name, shape.without_layout, shape.logical_bytes] += 1
-        return found
+        return Counter(
+            _key(name, shape)
+            for opcode, name in wanted.items()
+            for shape in computation.shapes_of(opcode)
+        )
 
     counted = PerComputation(find)
     tallies = {name: _Tally() for name in names}
@@ -393,7 +395,7 @@ def _tally_rule(passes: Passes, rule: Rule, options: Mapping[str, int] | None) -
         elif tally.counts and tally.counts[-1] is not None and not passes.changes_module(position):
             tally.counts.append(tally.counts[-1])
         else:
-            _tally_findings(tally, rule, module, others, options)
+            _tally_module(tally, rule, module, others, options)
     return tally
 
 
@@ -401,18 +403,19 @@ def _finder(rule: Rule, context: Context) -> Callable[[Computation], Counter[_Ke
     watch = rule.watch
     assert watch is not None
     assert watch.seen_in is not None
-    opcodes, seen_in = watch.opcodes, watch.seen_in
+    seen_in = watch.seen_in
 
     def find(computation: Computation) -> Counter[_Key]:
-        if not any(opcode in opcodes for opcode, _ in computation.rows()):
-            return Counter()
-        shapes = [one.shape for one in seen_in(computation, context)]
-        return Counter((rule.code, one.without_layout, one.logical_bytes) for one in shapes)
+        return Counter(_key(rule.code, one.shape) for one in seen_in(computation, context))
 
     return find
 
 
-def _tally_findings(
+def _key(name: str, shape: Shape) -> _Key:
+    return name, shape.without_layout, shape.logical_bytes
+
+
+def _tally_module(
     tally: _Tally,
     rule: Rule,
     module: Module,
@@ -421,20 +424,15 @@ def _tally_findings(
 ) -> None:
     """Apply the rule to one snapshot as if it were the one that it reads."""
     assert rule.watch is not None
-    opcodes = rule.watch.opcodes
-    if not any(
-        opcode in opcodes for one in module.computations.values() for opcode, _ in one.rows()
-    ):
-        tally.counts.append(Counter())
-        return
+    assert rule.watch.seen is not None
     context = Context(rule, {rule.reads[0]: module, **others}, options)
     try:
-        found = list(rule.check(module, context))
+        counts = Counter(_key(rule.code, value.shape) for value in rule.watch.seen(module, context))
     # The rule is made for another snapshot: what this one lacks must not stop the timeline.
     except Exception as error:
         tally.skip(f"the rule fails on this snapshot: {type(error).__name__}")
         return
-    tally.counts.append(Counter((rule.code, one.shape, one.bytes or 0) for one in found))
+    tally.counts.append(counts)
 
 
 def _series(name: str, title: str, kind: str, counts: str, tally: _Tally) -> Series:

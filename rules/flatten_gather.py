@@ -41,13 +41,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hlo_audit.errors import RefusedReshapeError
 from hlo_audit.hlo import Instruction, Module, Shape, SourceLocation, Value
 from hlo_audit.hlo.attributes import is_number, parse_integers
 from hlo_audit.hlo.dataflow import MOVES, Site, follow, origin_outside_loops, trace_back
+from hlo_audit.hlo.module import kept_by_module
 from hlo_audit.rule import (
     MOST_FRAMES,
     Agreement,
@@ -117,16 +118,42 @@ class Merge(NamedTuple):
         return self.sizes[self.first : self.end]
 
 
+class Forced(NamedTuple):
+    """A collective that a merge forces.
+
+    Attributes:
+        collective: its start, where it is asynchronous.
+        result: the array that it gives.
+        merge: that asks for it.
+        sizes: those in which a chip holds what is merged.
+    """
+
+    collective: Instruction
+    result: Value
+    merge: Merge
+    sizes: tuple[int, ...]
+
+
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each collective that a merge forces."""
     before = context.module("before_optimizations")
-    merges = _unlike(_contracted_merges(before))
+    for forced in _forced(module, context):
+        yield _finding(module, context, before, *forced)
+
+
+def seen(module: Module, context: Context) -> Iterator[Value]:
+    """Yield what the collectives give that a merge forces."""
+    return (forced.result for forced in _forced(module, context))
+
+
+def _forced(module: Module, context: Context) -> Iterator[Forced]:
+    before = context.module("before_optimizations")
+    merges = _merges(before)
     if not merges:
         return
     weights = _Weights(module, before)
-    for collective in module.instructions:
-        is_gather = collective.opcode in _GATHERS
-        if not (is_gather or collective.opcode in _EXCHANGES) or _is_asked_for(collective):
+    for collective in module.of_opcodes((*_GATHERS, *_EXCHANGES)):
+        if _is_asked_for(collective):
             continue
         result = _result(collective)
         if result is None or result.shape.logical_bytes < context.option("min_bytes"):
@@ -134,9 +161,15 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
         forced = _forced_by(module, collective, result, merges)
         if forced is None:
             continue
-        if is_gather and weights.is_gathered_by(collective, forced[0]):
+        if collective.opcode in _GATHERS and weights.is_gathered_by(collective, forced[0]):
             continue
-        yield _finding(module, context, before, collective, result, *forced)
+        yield Forced(collective, result, *forced)
+
+
+@kept_by_module
+def _merges(before: Module) -> list[Merge]:
+    """The merges of the program that are unlike each other."""
+    return _unlike(_contracted_merges(before))
 
 
 def _unlike(merges: Iterable[Merge]) -> list[Merge]:
@@ -197,8 +230,8 @@ def check_refused(refused: RefusedReshapeError) -> Iterator[Finding]:
 
 
 def _contracted_merges(before: Module) -> Iterator[Merge]:
-    for reshape in before.instructions:
-        if reshape.opcode != "reshape" or not reshape.operands:
+    for reshape in before.of_opcodes(("reshape",)):
+        if not reshape.operands:
             continue
         operand = reshape.operand_values[0].shape
         if operand.is_tuple or -1 in operand.dimensions + reshape.shape.dimensions:
@@ -286,7 +319,7 @@ class _Weights:
         self._module = module
         self._before = before
         self._updated = {alias.parameter_number for alias in module.input_output_aliases}
-        self._shards = {one.parameter_number: _shards(one) for one in before.entry.parameters}
+        self._shards = _shards_of_arguments(before)
         self._with_the_batch: dict[tuple[Instruction, int], set[bool | None]] = {}
         self._cut_by: dict[int, set[int | None]] = {}
 
@@ -343,6 +376,12 @@ def _has_the_batch(
         first = sharding.shards[0] if sharding.shards else 1
         return 0 not in contracted and first > 1 and first % members == 0
     return None
+
+
+@kept_by_module
+def _shards_of_arguments(before: Module) -> Mapping[int | None, tuple[int, ...]]:
+    """Into how many pieces each dimension of each argument is cut, by the argument's number."""
+    return {one.parameter_number: _shards(one) for one in before.entry.parameters}
 
 
 def _shards(parameter: Instruction) -> tuple[int, ...]:
@@ -810,6 +849,6 @@ RULE = Rule(
         counts="collectives that a merge of a sharded axis forces",
         phases=("partitioned", "laid-out"),
         elsewhere="a program that is not partitioned yet has no collectives of its own",
-        opcodes=frozenset({*_GATHERS, *_EXCHANGES}),
+        seen=seen,
     ),
 )

@@ -39,6 +39,7 @@ Offsets are evaluated where they are arithmetic on `partition-id` and constants.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from hlo_audit.hlo import Instruction, Module, Shape, Value, element_bits
 from hlo_audit.hlo.collectives import is_reduce_scatter
@@ -50,6 +51,7 @@ from hlo_audit.rules._lm_head_fixes import (
     kernel_order_grad,
 )
 
+_CONVERTED = MOVES | {"convert"}
 _ALL_REDUCES = ("all-reduce", "all-reduce-start")
 _REASONS = {
     "minor-extent": "{extent} bytes along the minor-most dimension, under the {least} that a "
@@ -59,10 +61,34 @@ _REASONS = {
 }
 
 
+class Scattered(NamedTuple):
+    """A reduced value that is only sliced.
+
+    Attributes:
+        value: of an all-reduce.
+        slices: all its uses.
+        groups: the partitions that reduce it together.
+    """
+
+    value: Value
+    slices: list[Use]
+    groups: tuple[tuple[int, ...], ...]
+
+
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each reduced value that is only sliced."""
-    for instruction in module.instructions:
-        if instruction.opcode not in _ALL_REDUCES or is_reduce_scatter(module, instruction):
+    for value, slices, groups in _scattered(module, context):
+        yield _finding(module, context, value, slices[0], groups)
+
+
+def seen(module: Module, context: Context) -> Iterator[Value]:
+    """Yield the reduced values that are only sliced."""
+    return (found.value for found in _scattered(module, context))
+
+
+def _scattered(module: Module, context: Context) -> Iterator[Scattered]:
+    for instruction in module.of_opcodes(_ALL_REDUCES):
+        if is_reduce_scatter(module, instruction):
             continue
         for value in _reduced_values(instruction):
             if value.shape.logical_bytes < context.option("min_bytes"):
@@ -72,7 +98,7 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
             if groups is None or min(map(len, groups)) < 2:
                 continue
             if _scatters(module, slices, groups):
-                yield _finding(module, context, value, slices[0], groups)
+                yield Scattered(value, slices, groups)
 
 
 def _reduced_values(all_reduce: Instruction) -> Iterator[Value]:
@@ -84,8 +110,7 @@ def _reduced_values(all_reduce: Instruction) -> Iterator[Value]:
 
 def _slices(module: Module, value: Value) -> list[Use]:
     """The dynamic-slices that are all the uses of ``value``; empty if it has any other."""
-    uses = terminal_uses(module, value, through=MOVES | {"convert"})
-    return uses if uses and all(map(_is_slice, uses)) else []
+    return terminal_uses(module, value, through=_CONVERTED, wanted=_is_slice) or []
 
 
 def _is_slice(use: Use) -> bool:
@@ -98,27 +123,23 @@ def _is_slice(use: Use) -> bool:
 
 def _scatters(module: Module, slices: Sequence[Use], groups: Sequence[Sequence[int]]) -> bool:
     """Whether every member of each replica group keeps a part of its own in every slice."""
-    for group in groups:
-        parts = []
-        for partition in group:
-            offsets = {_offsets(module, use, partition) for use in slices}
-            if len(offsets) != 1 or None in offsets:
-                return False
-            parts.append(offsets.pop())
-        if len(set(parts)) != len(group):
+    partitions = [partition for group in groups for partition in group]
+    parts: list[tuple[int | None, ...]] | None = None
+    for use in slices:
+        offsets = _offsets(module, use, partitions)
+        differs = parts is not None and parts != offsets
+        if differs or any(None in part for part in offsets):
             return False
-    return True
+        parts = offsets
+    part_of = dict(zip(partitions, parts or (), strict=True))
+    return all(len({part_of[partition] for partition in group}) == len(group) for group in groups)
 
 
-def _offsets(module: Module, use: Use, partition: int) -> tuple[int, ...] | None:
-    offsets = []
-    for dimension in _cut_dimensions(use.user):
-        index = use.user.operand_values[1 + dimension]
-        offset = evaluate(module, Site(index, use.calls), partition)
-        if offset is None:
-            return None
-        offsets.append(offset)
-    return tuple(offsets)
+def _offsets(module: Module, use: Use, partitions: Sequence[int]) -> list[tuple[int | None, ...]]:
+    """Where the slice of each partition starts in the dimensions that are cut."""
+    indices = [use.user.operand_values[1 + dimension] for dimension in _cut_dimensions(use.user)]
+    offsets = [evaluate(module, Site(index, use.calls), partitions) for index in indices]
+    return list(zip(*offsets, strict=True)) if offsets else [()] * len(partitions)
 
 
 def _cut_dimensions(dynamic_slice: Instruction) -> tuple[int, ...]:
@@ -182,13 +203,9 @@ def _reason(
 
     The bytes are those of the reduced type: that is what the wire carries.
     """
-    cut = _cut_dimensions(use.user)
-    offsets = [_offsets(module, use, partition) for partition in group]
-    moving = [
-        dimension
-        for position, dimension in enumerate(cut)
-        if len({offset[position] for offset in offsets if offset is not None}) > 1
-    ]
+    offsets = _offsets(module, use, group)
+    cut = zip(_cut_dimensions(use.user), zip(*offsets, strict=True), strict=True)
+    moving = [dimension for dimension, starts in cut if len(set(starts)) > 1]
     minor = use.user.operand_values[0].shape.minor_to_major[0]
     extent = use.user.shape.dimensions[minor] * element_bits(reduced.element_type) // 8
     if len(moving) > 1:
@@ -342,6 +359,6 @@ RULE = Rule(
         counts="all-reduced values of which every chip keeps only its own slice",
         phases=("partitioned", "laid-out"),
         elsewhere="a program that is not partitioned yet has no collectives of its own",
-        opcodes=frozenset(_ALL_REDUCES),
+        seen=seen,
     ),
 )

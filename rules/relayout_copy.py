@@ -60,16 +60,15 @@ _PARAMETER_FIXES = ("vocab-embed", "kernel-order-grad", "free-entry-layout")
 
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each relayout copy of the final module."""
-    fused = fused_computations(module)
     for computation in module.computations.values():
         for copy in seen_in(computation, context):
-            yield _finding(module, context, copy, fused=computation.name in fused)
+            yield _finding(module, context, copy, fused=module.is_fused(computation))
 
 
 def seen_in(computation: Computation, context: Context) -> Iterator[Instruction]:
     """Yield the relayout copies of a computation."""
-    for copy in computation.instructions:
-        if copy.opcode != "copy" or not copy.operands:
+    for copy in computation.of_opcodes(("copy",)):
+        if not copy.operands:
             continue
         source = copy.operand_values[0]
         if not is_relayout(source.shape, copy.shape):
@@ -79,16 +78,6 @@ def seen_in(computation: Computation, context: Context) -> Iterator[Instruction]
         if "output_to_operand_aliasing" in copy.attributes:
             continue
         yield copy
-
-
-def fused_computations(module: Module) -> frozenset[str]:
-    """The names of the computations that fusions call."""
-    return frozenset(
-        name
-        for instruction in module.instructions
-        if instruction.opcode == "fusion"
-        for name in instruction.called_names
-    )
 
 
 def is_relayout(before: Shape, after: Shape) -> bool:
@@ -368,7 +357,6 @@ RULE = Rule(
         counts="copies that change the order or the tiling of a buffer",
         phases=("laid-out",),
         elsewhere="before layout assignment no layout is settled",
-        opcodes=frozenset({"copy"}),
         seen_in=seen_in,
     ),
 )

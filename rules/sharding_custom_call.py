@@ -47,6 +47,8 @@ _TRANSPARENT = frozenset({"convert", "copy", "bitcast"})
 # Between a dot and its transpose stand one or two of them.
 _LONGEST_CHAIN = 100
 
+_TARGET = '"Sharding"'
+
 _ELEMENTWISE = frozenset(
     {
         *("abs", "add", "and", "atan2", "ceil", "clamp", "compare", "convert", "copy", "cosine"),
@@ -68,23 +70,28 @@ _MESSAGES = {
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each annotation of the module before optimisation."""
     for computation in module.computations.values():
-        if not any(map(is_annotation, computation)):
-            continue
-        shardings = _known_shardings(computation)
-        for call in filter(is_annotation, computation):
+        annotations = list(annotations_of(computation))
+        shardings = _known_shardings(computation) if annotations else {}
+        for call in annotations:
             yield _finding(module, context, call, shardings)
 
 
 def seen_in(computation: Computation, _: Context) -> Iterator[Instruction]:
     """Yield the annotations of a computation."""
-    yield from filter(is_annotation, computation)
+    return annotations_of(computation)
+
+
+def annotations_of(computation: Computation) -> Iterator[Instruction]:
+    """The calls to ``Sharding`` in a computation."""
+    # A look at the text spares a computation with none, be it full of other custom calls.
+    return filter(is_annotation, computation.of_opcodes(("custom-call",), holding=_TARGET))
 
 
 def is_annotation(instruction: Instruction) -> bool:
     """Whether an instruction is a call to ``Sharding``."""
     # A look at the text spares the parsing of every other custom call's attributes.
     return (
-        '"Sharding"' in instruction.attribute_text
+        _TARGET in instruction.attribute_text
         and instruction.custom_call_target == "Sharding"
         and bool(instruction.operands)
     )
@@ -160,7 +167,9 @@ def _known_shardings(computation: Computation) -> dict[Instruction, Sharding]:
             constants.add(instruction)
         if instruction.sharding is not None:
             known[instruction] = instruction.sharding
-        elif instruction.opcode in _ELEMENTWISE:
+        elif instruction.opcode in _ELEMENTWISE and not known.keys().isdisjoint(
+            instruction.operands
+        ):
             whole = [
                 operand
                 for operand in instruction.operands
@@ -285,7 +294,6 @@ RULE = Rule(
         counts="calls to Sharding",
         phases=("unpartitioned", "partitioned", "laid-out"),
         elsewhere="",
-        opcodes=frozenset({"custom-call"}),
         seen_in=seen_in,
     ),
 )

@@ -93,10 +93,8 @@ def seen_in(computation: Computation, context: Context) -> Iterator[Instruction]
     """Yield the transposes of a computation that exchanging their dot's operands would spare,
     whether they cost copies later or not; one for each dot."""
     dots: set[Instruction] = set()
-    for transpose in computation.instructions:
-        if transpose.opcode != "transpose" or (
-            transpose.shape.logical_bytes < context.option("min_bytes")
-        ):
+    for transpose in computation.of_opcodes(("transpose",)):
+        if transpose.shape.logical_bytes < context.option("min_bytes"):
             continue
         chain = spared_by_exchange(transpose)
         if chain is not None and chain.dot not in dots:
@@ -109,12 +107,12 @@ def seen_in(computation: Computation, context: Context) -> Iterator[Instruction]
 
 def _transposes_of_results(module: Module, context: Context) -> Iterator[Finding]:
     final = context.module("final")
-    copies = [copy for copy in final.instructions if copy.opcode == "copy" and copy.operands]
+    copies = [copy for copy in final.of_opcodes(("copy",)) if copy.operands]
     # Layers repeat: the copies of one shape and order are looked for once.
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Instruction]] = {}
     reported: set[Instruction] = set()
-    for transpose in module.instructions:
-        if transpose.opcode != "transpose" or not transpose.operands:
+    for transpose in module.of_opcodes(("transpose",)):
+        if not transpose.operands:
             continue
         if transpose.shape.logical_bytes < context.option("min_bytes"):
             continue
@@ -164,20 +162,24 @@ def _finding(
 
 def _copies_for_kernels(module: Module, context: Context) -> Iterator[Finding]:
     final = context.module("final")
-    for copy in final.instructions:
-        if copy.opcode != "copy" or not copy.operands:
+    for copy in final.of_opcodes(("copy",)):
+        if not copy.operands:
             continue
         before, after = copy.operand_values[0].shape, copy.shape
         if before.is_tuple or before.moving_order == after.moving_order:
             continue
         if after.logical_bytes < context.option("min_bytes"):
             continue
-        uses = terminal_uses(final, Value(copy))
-        if not uses or not all(use.user.custom_call_target == _KERNEL for use in uses):
+        uses = terminal_uses(final, Value(copy), wanted=_is_of_kernel)
+        if not uses:
             continue
         weight = _weight(final, copy)
         if weight is not None:
             yield _operand_finding(module, context, copy, uses, weight)
+
+
+def _is_of_kernel(use: Use) -> bool:
+    return use.user.custom_call_target == _KERNEL
 
 
 def _weight(final: Module, copy: Instruction) -> Instruction | None:
@@ -233,14 +235,13 @@ def _transpose_for(module: Module, copy: Instruction) -> Instruction | None:
     Dimensions of size 1 are left out: a layer's slice of a stack has a leading one.
     """
     sizes = squeezed(copy.shape)
-    for transpose in module.instructions:
-        if transpose.opcode != "transpose" or not transpose.operands:
+    for transpose in module.of_opcodes(("transpose",)):
+        if not transpose.operands:
             continue
         operand = transpose.operand_values[0].shape
         if operand.is_tuple or squeezed(operand) != sizes:
             continue
-        uses = terminal_uses(module, Value(transpose))
-        if uses and all(use.user.custom_call_target == _KERNEL for use in uses):
+        if terminal_uses(module, Value(transpose), wanted=_is_of_kernel):
             return transpose
     return None
 
@@ -528,7 +529,6 @@ RULE = Rule(
         "whether they cost copies or not",
         phases=("unpartitioned", "partitioned"),
         elsewhere="from layout assignment on a transpose is a bitcast or a copy",
-        opcodes=frozenset({"transpose"}),
         seen_in=seen_in,
     ),
 )

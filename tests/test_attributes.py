@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from hlo_audit.dump import read_dump
 from hlo_audit.hlo import Instruction, Metadata, Sharding, parse_module
-from hlo_audit.hlo.attributes import parse_integers, parse_replica_groups, parse_sharding
+from hlo_audit.hlo.attributes import (
+    CALLING_ATTRIBUTES,
+    parse_computation_names,
+    parse_integers,
+    parse_replica_groups,
+    parse_sharding,
+)
+from hlo_audit.hlo.scan import Unbalanced, split_items
 
 
 def instruction(attributes: str, opcode: str = "custom-call") -> Instruction:
@@ -35,6 +47,81 @@ def test_attributes_are_split_at_the_commas_outside_brackets_and_strings() -> No
         "metadata": '{op_name="f(a, b)/{c}"}',
         "channel_id": "7",
     }
+
+
+def split_by_hand(text: str) -> list[str] | None:
+    """Character by character; ``None`` where a bracket or a string is not balanced."""
+    items, closers, start, position = [], [], 0, 0
+    while position < len(text):
+        char = text[position]
+        if char == '"':
+            position += 1
+            while position < len(text) and text[position] != '"':
+                position += 2 if text[position] == "\\" else 1
+            if position >= len(text):
+                return None
+        elif char in "{([":
+            closers.append({"{": "}", "(": ")", "[": "]"}[char])
+        elif char in "})]":
+            if not closers or closers.pop() != char:
+                return None
+        elif char == "," and not closers:
+            items.append(text[start:position].strip())
+            start = position + 1
+        position += 1
+    return None if closers else items + [text[start:].strip()] * (start < len(text))
+
+
+NESTED = st.recursive(
+    st.sampled_from(["a", ",", "\n", " ", "b=c", '"d,}"', '"\\""', "\\"]),
+    lambda inside: st.tuples(st.sampled_from(["{}", "()", "[]"]), st.lists(inside, max_size=4)).map(
+        lambda pair: pair[0][0] + "".join(pair[1]) + pair[0][1]
+    ),
+)
+
+
+@given(st.lists(NESTED, max_size=6).map("".join) | st.text('{}()[]",\n\\a', max_size=12))
+@example("{[{(a,b)}],c},d")
+@example('{{{"}"}}}, {{{"}}}')
+def test_nesting_of_any_depth_is_split_as_by_hand(text: str) -> None:
+    try:
+        items = split_items(text)
+    except Unbalanced:
+        items = None
+    assert items == split_by_hand(text)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        (", kind=kLoop, calls=%f.1", ("f.1",)),
+        (', calls=%f, metadata={op_name="while/body=/select"}', ("f",)),
+        (", dimensions={0,1}, to_apply=%add, calls=%g", ("g", "add")),
+        (", to_apply=%a, to_apply=%b", ("b",)),
+        (", condition=%c, body=%b", ("c", "b")),
+        (", branch_computations={%a, %b}", ("a", "b")),
+        (", calls = f", ("f",)),
+        (', metadata={op_name="calls=%f"}', ()),
+    ],
+)
+def test_what_an_instruction_calls(attributes: str, names: tuple[str, ...]) -> None:
+    assert instruction(attributes).called_names == names
+
+
+def test_what_is_called_in_a_dump_is_what_its_attributes_say(dumps: Callable[[str], Path]) -> None:
+    (dump,) = read_dump(dumps("llama2_auto_fsdp4")).modules
+    assert dump.final is not None
+    module = dump.final.read()
+    for one in module.instructions:
+        said = [one.attributes[key] for key in CALLING_ATTRIBUTES if key in one.attributes]
+        assert one.called_names == tuple(n for text in said for n in parse_computation_names(text))
+    calls = [
+        (name, call.instruction)
+        for computation in module.computations.values()
+        for name, call in computation.calls
+    ]
+    assert calls == [(name, one) for one in module.instructions for name in one.called_names]
+    assert calls
 
 
 def test_an_instruction_without_attributes_has_none() -> None:

@@ -265,8 +265,8 @@ def graph(module: Module) -> object:
                     )
                     for one in computation
                 ],
-                [called.name for called in computation.calls],
-                list(computation.rows()),
+                [(name, call.instruction.name) for name, call in computation.calls],
+                dict(computation.places),
             )
             for computation in module.computations.values()
         ],

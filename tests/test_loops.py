@@ -126,4 +126,4 @@ def test_index_arithmetic_is_evaluated_for_each_partition(
         f"  %p = u32[] partition-id()\n  {expression}\n}}\n"
     )
     site = Site(Value(module.entry.root))
-    assert [evaluate(module, site, partition) for partition in range(4)] == values
+    assert evaluate(module, site, range(4)) == values

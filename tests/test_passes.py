@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jsonschema
 import pytest
@@ -28,6 +28,7 @@ from hlo_audit.program import Recorded
 from hlo_audit.report.listed import numbered
 from hlo_audit.report.passes import follow_finding
 from hlo_audit.report.passes_text import sparkline
+from hlo_audit.rule import Context
 from hlo_audit.rules import ALL_RULES
 from hlo_audit.timeline import Passes, Reading, Series, Timeline, make_timeline
 
@@ -143,6 +144,16 @@ def test_a_rule_is_counted_where_it_means_something(explicit: History) -> None:
         gaps = {place for place, one in enumerate(series.readings) if one is None}
         assert gaps == set(series.reasons)
         assert all(series.reasons.values())
+
+
+def test_counting_makes_no_findings(newest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = timeline_of(history_of(newest))
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a finding is made of what is only counted")
+
+    monkeypatch.setattr(Context, "finding", fail)
+    assert make_timeline(counted.passes, ALL_RULES).series == counted.series
 
 
 def test_the_last_reading_is_what_the_rules_find(explicit: History) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import hlo_audit.rules
+from hlo_audit.cost import collectives, estimate_cost
+from hlo_audit.dump import AuditStage
 from hlo_audit.errors import UsageError
-from hlo_audit.hlo import parse_module, parse_shape
+from hlo_audit.hlo import Computation, Instruction, parse_module, parse_shape
 from hlo_audit.models import ALL_MODELS
 from hlo_audit.rule import Context, Example, Rule, find_rule, select_rules
 from hlo_audit.rules import ALL_RULES
@@ -27,6 +30,70 @@ RULE_FILES = sorted(
 )
 def test_a_rule_reports_what_its_example_says(rule: Rule, example: Example) -> None:
     check_example(rule, example)
+
+
+@pytest.mark.parametrize(
+    ("rule", "example"),
+    [
+        pytest.param(r, e, id=f"{r.slug}: {e.title}")
+        for r, e in examples(ALL_RULES)
+        if r.watch is not None and r.watch.seen is not None
+    ],
+)
+def test_what_is_counted_in_a_snapshot_is_what_is_found(rule: Rule, example: Example) -> None:
+    modules = {stage: parse_module(text) for stage, text in example.hlo.items()}
+    module, context = modules[rule.reads[0]], Context(rule, modules)
+    assert rule.watch is not None
+    assert rule.watch.seen is not None
+    counted = [
+        (one.shape.without_layout, one.shape.logical_bytes)
+        for one in rule.watch.seen(module, context)
+    ]
+    assert counted == [(found.shape, found.bytes) for found in rule.check(module, context)]
+
+
+def test_what_is_counted_is_seen_in_computations_or_in_modules() -> None:
+    watches = [rule.watch for rule in ALL_RULES if rule.watch is not None]
+    assert all((watch.seen is None) != (watch.seen_in is None) for watch in watches)
+
+
+def test_computations_without_anything_to_report_are_not_taken_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fused = "".join(
+        f"%fused.{n} (x: f32[512,512]) -> f32[512,512] {{\n"
+        "  %x = f32[512,512]{1,0} parameter(0)\n"
+        "  ROOT %add = f32[512,512]{1,0} add(%x, %x)\n}\n\n"
+        for n in range(5)
+    )
+    fusions = "".join(
+        f"  %fusion.{n} = f32[512,512]{{1,0}} fusion(%p), kind=kLoop, calls=%fused.{n}\n"
+        for n in range(5)
+    )
+    module = parse_module(
+        f"HloModule m, is_scheduled=true\n\n{fused}"
+        "ENTRY %e (p: f32[512,512]) -> f32[512,512] {\n"
+        "  %p = f32[512,512]{1,0} parameter(0)\n"
+        f"{fusions}  ROOT %copy = f32[512,512]{{0,1}} copy(%p)\n}}\n"
+    )
+    taken_apart = set()
+    instructions = inspect.getattr_static(Computation, "instructions").fget
+
+    def noted(computation: Computation) -> tuple[Instruction, ...]:
+        taken_apart.add(computation.name)
+        made: tuple[Instruction, ...] = instructions(computation)
+        return made
+
+    monkeypatch.setattr(Computation, "instructions", property(noted))
+    stages = get_args(AuditStage)
+    found = [
+        finding
+        for rule in ALL_RULES
+        for finding in rule.check(module, Context(rule, dict.fromkeys(stages, module)))
+    ]
+    assert [finding.rule for finding in found] == ["HLA002"]
+    assert (estimate_cost(module), list(collectives(module))) == (None, [])
+    assert taken_apart == {"e"}
 
 
 @pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.slug)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from hlo_audit.hlo.scan import Unbalanced, split_items
+from hlo_audit.hlo.scan import Unbalanced, end_of_item, split_items
 
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.-]*+)\s*+=\s*+(.*)", re.DOTALL)
 _METADATA = re.compile(
@@ -26,6 +26,7 @@ _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 # A comment that is not closed takes the rest: were it left, each "/*" would be read to the end.
 COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
+_BACKEND_CONFIG = ", backend_config={"
 _BRACKET = re.compile(r"[(\[{\"]")
 _COMPUTATION_NAME = re.compile(r"%?([\w.-]++)")
 _AXIS = re.compile(r"'([^']*+)'(?::\((\d++)\)(\d++))?")
@@ -51,8 +52,12 @@ CALLING_ATTRIBUTES = (
 )
 """The attributes that name computations."""
 
-MAY_CALL = re.compile(rf"(?:{'|'.join(CALLING_ATTRIBUTES)})\s*+=").search
-"""Whether the text of some attributes can hold one of them: a string in it may look like one."""
+_CALLING = tuple((key, re.compile(rf"{key}\s*+=").search) for key in CALLING_ATTRIBUTES)
+
+# How XLA prints nearly all calls.
+_PLAIN_CALL = re.compile(
+    r", (?:kind=\w++, |dimensions=\{[\d,]*+\}, )?(?:calls|to_apply)=%([\w.-]++)(?=,|\Z)"
+).match
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,31 @@ def parse_computation_names(text: str) -> tuple[str, ...]:
     return tuple(_COMPUTATION_NAME.findall(text))
 
 
+def called_names(text: str) -> tuple[str, ...]:
+    """The names of the computations that an instruction with the attributes ``text`` calls."""
+    plain = _PLAIN_CALL(text)
+    if plain is not None and not _may_call(text[plain.end() :]):
+        return (plain[1],)
+    if not _may_call(text):
+        return ()
+    attributes = split_attributes(text)
+    return tuple(
+        name
+        for key in CALLING_ATTRIBUTES
+        if key in attributes
+        for name in parse_computation_names(attributes[key])
+    )
+
+
+def _may_call(text: str) -> bool:
+    """Whether ``text`` can hold an attribute that names a computation: a string in it may look like
+    one."""
+    # Most text holds none of the words.
+    return any(map(text.__contains__, CALLING_ATTRIBUTES)) and any(
+        key in text and search(text) for key, search in _CALLING
+    )
+
+
 def parse_integers(text: str) -> tuple[int, ...]:
     """Read ``{0,2}``, ``[0,2]`` or ``0,2``.
 
@@ -182,6 +212,25 @@ def parse_integers(text: str) -> tuple[int, ...]:
     if not all(map(is_number, items)):
         raise ValueError("not a list of numbers")
     return tuple(map(int, items))
+
+
+def find_backend_config(text: str) -> Mapping[str, Any] | None:
+    """The backend config among the attributes ``text``; ``None`` where none is there, or not as
+    JSON."""
+    # XLA prints it last: where what stands before it is whole, what follows is JSON or it is not,
+    # and need not be taken apart twice, deep and long as it is.
+    before, name, config = text.partition(_BACKEND_CONFIG)
+    if name and _is_whole(before) and (found := parse_backend_config("{" + config)) is not None:
+        return found
+    found_text = split_attributes(text).get("backend_config") if "backend_config" in text else None
+    return parse_backend_config(found_text) if found_text else None
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return end_of_item(text, 0, len(text), "") == len(text)
+    except Unbalanced:
+        return False
 
 
 def parse_backend_config(text: str) -> Mapping[str, Any] | None:

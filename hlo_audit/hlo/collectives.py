@@ -24,6 +24,9 @@ _KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 _KIND_OF_OPCODE: dict[str, CollectiveKind] = {
     opcode: kind for kind in _KINDS for opcode in (kind, f"{kind}-start")
 }
+COLLECTIVES = frozenset(_KIND_OF_OPCODE)
+"""The opcodes of collectives; of asynchronous ones that of the start alone."""
+
 _PAIR = re.compile(r"\{\s*+(\d++)\s*+,\s*+(\d++)\s*+\}")
 
 

@@ -7,7 +7,8 @@ computation is the operand of the very fusion it was reached through.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from hlo_audit.hlo.attributes import is_number
@@ -194,54 +195,64 @@ def _element(value: Value, index: tuple[int, ...]) -> Value:
     return Value(value.instruction, value.tuple_index + index)
 
 
-def evaluate(module: Module, site: Site, partition: int) -> int | None:
-    """The integer that a scalar has on partition ``partition``, or ``None`` where it depends on
+_Numbers = list[int | None]
+"""What a scalar is on each of some partitions; ``None`` where that is not known."""
+
+
+def evaluate(module: Module, site: Site, partitions: Sequence[int]) -> list[int | None]:
+    """The integer that a scalar has on each of ``partitions``, or ``None`` where it depends on
     anything but constants and the partition's number."""
-    return _Evaluation(module, partition).value(site, 0)
+    return _Evaluation(module, partitions).values(site, 0)
 
 
 class _Evaluation:
     """One evaluation: what it met before is not evaluated again, and no value leaves 64 bits."""
 
-    def __init__(self, module: Module, partition: int) -> None:
+    def __init__(self, module: Module, partitions: Sequence[int]) -> None:
         self.module = module
-        self.partition = partition
-        self.known: dict[Site, int | None] = {}
+        self.partitions = partitions
+        self.known: dict[Site, _Numbers] = {}
 
-    def value(self, site: Site, depth: int) -> int | None:
+    def values(self, site: Site, depth: int) -> _Numbers:
         if depth > _MAX_DEPTH:
-            return None
+            return self.unknown()
         site = origin(self.module, site, through=_SCALAR_MOVES)
         if site not in self.known:
-            value = self.compute(site, depth)
-            self.known[site] = None if value is None or abs(value) >= 1 << 64 else value
+            self.known[site] = [
+                None if value is None or abs(value) >= 1 << 64 else value
+                for value in self.compute(site, depth)
+            ]
         return self.known[site]
 
-    def compute(self, site: Site, depth: int) -> int | None:
+    def compute(self, site: Site, depth: int) -> _Numbers:
         instruction, opcode = site.instruction, site.instruction.opcode
         if opcode == "partition-id":
-            return self.partition
+            return list(self.partitions)
         if opcode == "constant":
-            return _constant_element(instruction, 0)
+            return _constant_elements(instruction, [0] * len(self.partitions))
         values = instruction.operand_values
         if opcode == "dynamic-slice" and len(values) == 2:  # the partitioner's table of offsets
             table = origin(self.module, Site(values[0], site.calls))
-            index = self.value(Site(values[1], site.calls), depth + 1)
-            if table.instruction.opcode == "constant" and index is not None:
-                return _constant_element(table.instruction, index)
-            return None
+            indices = self.values(Site(values[1], site.calls), depth + 1)
+            if table.instruction.opcode == "constant":
+                return _constant_elements(table.instruction, indices)
+            return self.unknown()
         if opcode not in _OPERAND_COUNTS or len(values) != _OPERAND_COUNTS[opcode]:
-            return None
-        operands = [self.value(Site(value, site.calls), depth + 1) for value in values]
-        if opcode == "select":
-            return None if operands[0] is None else operands[1 if operands[0] else 2]
-        if any(operand is None for operand in operands):
-            return None
-        return _apply(instruction, [operand for operand in operands if operand is not None])
+            return self.unknown()
+        operands = [self.values(Site(value, site.calls), depth + 1) for value in values]
+        return [_apply(instruction, row) for row in zip(*operands, strict=True)]
+
+    def unknown(self) -> _Numbers:
+        return [None] * len(self.partitions)
 
 
-def _apply(instruction: Instruction, operands: list[int]) -> int | None:
+def _apply(instruction: Instruction, row: tuple[int | None, ...]) -> int | None:
     opcode = instruction.opcode
+    if opcode == "select":
+        return None if row[0] is None else row[1 if row[0] else 2]
+    operands = [operand for operand in row if operand is not None]
+    if len(operands) < len(row):
+        return None
     if opcode == "compare":
         holds = _COMPARISONS.get(instruction.attributes.get("direction", ""))
         return None if holds is None else int(holds(*operands))
@@ -257,15 +268,18 @@ _OPERAND_COUNTS = {**dict.fromkeys(_ARITHMETIC, 2), "compare": 2, "select": 3, "
 _SCALAR_MOVES = MOVES | {"convert", "reshape", "broadcast", "copy", "bitcast-convert", "slice"}
 
 
-def _constant_element(constant: Instruction, index: int) -> int | None:
+def _constant_elements(constant: Instruction, indices: _Numbers) -> _Numbers:
     literal = constant.literal.strip()
     if literal in ("true", "false"):
-        return int(literal == "true")
-    elements: Iterator[re.Match[str]] = _INTEGER.finditer(literal)
-    for position, element in enumerate(elements):
-        if position == index:
-            return int(element[0])
-    return None
+        return [None if index is None else int(literal == "true") for index in indices]
+    end = 1 + max((index for index in indices if index is not None), default=-1)
+    # There are no more elements than characters.
+    end = max(0, min(end, len(literal)))
+    elements: Iterator[re.Match[str]] = islice(_INTEGER.finditer(literal), end)
+    found = [int(element[0]) for element in elements]
+    return [
+        found[index] if index is not None and 0 <= index < len(found) else None for index in indices
+    ]
 
 
 class Use(NamedTuple):
@@ -284,21 +298,31 @@ class Followed(NamedTuple):
 
 
 def terminal_uses(
-    module: Module, value: Value, *, through: frozenset[str] = MOVES, limit: int = 1000
+    module: Module,
+    value: Value,
+    *,
+    through: frozenset[str] = MOVES,
+    limit: int = 1000,
+    wanted: Callable[[Use], bool] = lambda _: True,
 ) -> list[Use] | None:
     """Follow a value forward through ``through``, tuples, fusions, calls and the ends of
     asynchronous pairs, to the operands that do something with it.
 
     Where it leaves a computation that nothing known calls (the entry, a loop body), the use is the
     root. ``None`` for a value with more than ``limit`` places on the way, or ten times as many
-    readers.
+    readers, and for one with a use that is not ``wanted``: it is followed no further then.
     """
-    followed = follow(module, value, through=through, limit=limit)
+    followed = follow(module, value, through=through, limit=limit, wanted=wanted)
     return None if followed is None else followed.uses
 
 
 def follow(
-    module: Module, value: Value, *, through: frozenset[str] = MOVES, limit: int = 1000
+    module: Module,
+    value: Value,
+    *,
+    through: frozenset[str] = MOVES,
+    limit: int = 1000,
+    wanted: Callable[[Use], bool] = lambda _: True,
 ) -> Followed | None:
     """As :func:`terminal_uses`, with the values on the way."""
     uses: list[Use] = []
@@ -312,24 +336,29 @@ def follow(
         steps = []
         if instruction.is_root:
             left = _leave(module, instruction, index, calls)
-            if left is None:
-                uses.append(Use(instruction, 0, calls))
-            else:
+            if left is not None:
                 steps.append(left)
+            elif wanted(use := Use(instruction, 0, calls)):
+                uses.append(use)
+            else:
+                return None
         readers = instruction.uses(index[0] if index else None)
         looked_at += len(readers)
         if looked_at > _USES_A_PLACE * limit:
             return None
         for user, number in readers:
-            operand = user.operand_values[number]
-            if index[: len(operand.tuple_index)] != operand.tuple_index:
+            read_index = user.read_index(number)
+            if index[: len(read_index)] != read_index:
                 continue
-            rest = index[len(operand.tuple_index) :]
+            rest = index[len(read_index) :]
             step = _enter(module, user, number, rest, calls, through)
-            if step is None:
-                uses.append(Use(user, number, calls))
-            elif step:
+            if step:
                 steps.append(step)
+            elif step is None:
+                use = Use(user, number, calls)
+                if not wanted(use):
+                    return None
+                uses.append(use)
         for step in steps:
             if step not in seen:
                 seen[step] = None

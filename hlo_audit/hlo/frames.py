@@ -34,6 +34,7 @@ class FrameTables:
     _stacks: dict[int, tuple[SourceLocation, ...]] = field(
         default_factory=dict, repr=False, compare=False
     )
+    _lines: dict[int, SourceLocation] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> FrameTables:
@@ -62,8 +63,7 @@ class FrameTables:
         while frame_id in self.stack_frames and frame_id not in seen and len(stack) < MOST_FRAMES:
             seen.add(frame_id)
             frame = self.stack_frames[frame_id]
-            location = self.locations.get(frame.get("file_location_id", 0), {})
-            stack.append(self._line(location))
+            stack.append(self._line(frame.get("file_location_id", 0)))
             # XLA prints the parent's id one too high, so that 1 stands for "no parent".
             frame_id = frame.get("parent_frame_id", 0) - 1
         return stack
@@ -71,14 +71,18 @@ class FrameTables:
     @property
     def lines(self) -> frozenset[SourceLocation]:
         """Every line that the tables hold."""
-        return frozenset(self._line(location) for location in self.locations.values())
+        return frozenset(map(self._line, self.locations))
 
-    def _line(self, location: dict[str, int]) -> SourceLocation:
-        return SourceLocation(
-            self.files.get(location.get("file_name_id", 0), ""),
-            location.get("line", 0),
-            self.functions.get(location.get("function_name_id", 0), ""),
-        )
+    def _line(self, location_id: int) -> SourceLocation:
+        line = self._lines.get(location_id)
+        if line is None:  # most stacks have their outer frames in common
+            location = self.locations.get(location_id, {})
+            line = self._lines[location_id] = SourceLocation(
+                self.files.get(location.get("file_name_id", 0), ""),
+                location.get("line", 0),
+                self.functions.get(location.get("function_name_id", 0), ""),
+            )
+        return line
 
 
 def _names(text: str) -> dict[int, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hlo_audit.hlo.attributes import is_number
 from hlo_audit.hlo.dataflow import Site, evaluate, origin
-from hlo_audit.hlo.module import Computation, Instruction, Module, Value
+from hlo_audit.hlo.module import Call, Computation, Instruction, Module, Value, kept_by_module
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:
@@ -29,7 +29,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
         return None
     element, bound_is_left = counter
     bound = _operand(module, test, 0 if bound_is_left else 1)
-    start = evaluate(module, Site(Value(loop.operands[0], (element,))), 0)
+    start = _constant(module, Site(Value(loop.operands[0], (element,))))
     step = _step(module, body, element)
     if bound is None or start is None or step is None:
         return None
@@ -81,7 +81,12 @@ def _counter(module: Module, test: Site) -> tuple[int, bool] | None:
 
 def _operand(module: Module, site: Site, number: int) -> int | None:
     operands = site.instruction.operand_values
-    return evaluate(module, Site(operands[number], site.calls), 0) if len(operands) == 2 else None
+    return _constant(module, Site(operands[number], site.calls)) if len(operands) == 2 else None
+
+
+def _constant(module: Module, site: Site) -> int | None:
+    """The integer that a scalar has on the first partition."""
+    return evaluate(module, site, [0])[0]
 
 
 def _step(module: Module, body: Computation, element: int) -> int | None:
@@ -99,6 +104,7 @@ def _step(module: Module, body: Computation, element: int) -> int | None:
     return None
 
 
+@kept_by_module
 def executions(module: Module) -> Mapping[str, int | None]:
     """How often each computation runs in one step, by name; ``None`` where a loop on the way has no
     constant trip count. The branches of a conditional count as if each were taken.
@@ -106,19 +112,19 @@ def executions(module: Module) -> Mapping[str, int | None]:
     counts: dict[str, int | None] = dict.fromkeys(module.computations, 0)
     if module.entry_name is not None:
         counts[module.entry_name] = 1
-    trips: dict[Instruction, int | None] = {}
+    trips: dict[Call, int | None] = {}
     # XLA prints a computation before those that call it, so callers come first here.
     for computation in reversed(list(module.computations.values())):
         if computation.name == module.entry_name:
             continue
         total: int | None = 0
-        for caller in module.callers(computation):
-            times = counts[caller.computation.name]
-            if times and caller.opcode == "while":
-                if caller not in trips:
-                    trips[caller] = trip_count(module, caller)
-                trip = trips[caller]
-                is_condition = _called_as(caller, "condition") == computation.name
+        for call in module.calls_of(computation):
+            times = counts[call.computation.name]
+            if times and call.opcode == "while":
+                if call not in trips:
+                    trips[call] = trip_count(module, call.instruction)
+                trip = trips[call]
+                is_condition = _called_as(call.instruction, "condition") == computation.name
                 times = None if trip is None else _in_reach(times * (trip + is_condition))
             total = None if total is None or times is None else _in_reach(total + times)
         counts[computation.name] = total

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from heapq import merge
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo import attributes as read
@@ -23,6 +25,8 @@ from hlo_audit.hlo.shape import Shape, parse_shape
 
 if TYPE_CHECKING:
     import pandas
+
+_Found = TypeVar("_Found")
 
 _FEW_OPERANDS = 8
 _FEW_USES = 32
@@ -148,9 +152,15 @@ class Instruction:
             self._wide_operand_values = self._make_operand_values()
             return self._wide_operand_values
 
+    def read_index(self, number: int) -> tuple[int, ...]:
+        """The tuple element that an operand reads, ``()`` for all of it."""
+        if "#" not in self._row[OPERANDS]:
+            return ()
+        return self.operand_values[number].tuple_index
+
     def _make_operand_values(self) -> tuple[Value, ...]:
         if "#" not in self._row[OPERANDS] or not self._operands:
-            return tuple(Value(operand) for operand in self._operands)
+            return tuple(map(Value, self._operands))
         return tuple(
             Value(operand, index)
             for operand, (_, index) in zip(
@@ -199,9 +209,13 @@ class Instruction:
         """Every attribute as printed, from the comma on."""
         return self._row[ATTRIBUTES]
 
+    def _attribute(self, name: str) -> str | None:
+        """One attribute as printed; text that does not hold its name is not taken apart."""
+        return self.attributes.get(name) if name in self._row[ATTRIBUTES] else None
+
     @property
     def metadata(self) -> Metadata:
-        text = self.attributes.get("metadata")
+        text = self._attribute("metadata")
         return read.parse_metadata(text) if text else Metadata()
 
     @property
@@ -222,12 +236,7 @@ class Instruction:
     @property
     def called_names(self) -> tuple[str, ...]:
         """The names of the computations that it calls: fusion, while, call, reduce, async, ..."""
-        return tuple(
-            name
-            for key in read.CALLING_ATTRIBUTES
-            if key in self.attributes
-            for name in read.parse_computation_names(self.attributes[key])
-        )
+        return read.called_names(self._row[ATTRIBUTES])
 
     @property
     def dimensions(self) -> tuple[int, ...]:
@@ -239,14 +248,13 @@ class Instruction:
 
     @property
     def sharding(self) -> Sharding | None:
-        text = self.attributes.get("sharding")
+        text = self._attribute("sharding")
         return read.parse_sharding(text) if text else None
 
     @property
     def backend_config(self) -> Mapping[str, Any]:
         """The backend's settings; empty where there are none, or not as JSON."""
-        text = self.attributes.get("backend_config")
-        return (read.parse_backend_config(text) or {}) if text else {}
+        return read.find_backend_config(self._row[ATTRIBUTES]) or {}
 
     @property
     def estimated_cycles(self) -> int | None:
@@ -295,7 +303,7 @@ class Computation:
 
     __slots__ = (
         *("_name", "_rows", "_root_index", "_by_name"),
-        *("_instructions", "_users", "_uses", "_element_uses", "_parameters", "_calls"),
+        *("_instructions", "_users", "_uses", "_element_uses", "_parameters", "_calls", "_places"),
     )
 
     def __init__(self, name: str) -> None:
@@ -305,10 +313,11 @@ class Computation:
         self._by_name: Mapping[str, Instruction] | None = None
         self._instructions: tuple[Instruction, ...] | None = None
         self._users: tuple[tuple[Instruction, ...], ...] | None = None
-        self._calls: tuple[Instruction, ...] | None = None
+        self._calls: tuple[tuple[str, Call], ...] | None = None
         self._uses: tuple[tuple[tuple[Instruction, int], ...], ...] | None = None
         self._element_uses: dict[int, _ElementUses] = {}
         self._parameters: tuple[Instruction, ...] | None = None
+        self._places: Mapping[str, Sequence[int]] | None = None
 
     def _complete(self, rows: Sequence[Row]) -> None:
         """Take over what the parser has read: at least one row, each name once, and operands only
@@ -354,14 +363,48 @@ class Computation:
     def parameters(self) -> tuple[Instruction, ...]:
         """Its parameters, by their number."""
         if self._parameters is None:
-            found = [i for i in self.instructions if i.opcode == "parameter"]
+            found = self.of_opcodes(("parameter",))
             self._parameters = tuple(sorted(found, key=lambda one: one.parameter_number or 0))
         return self._parameters
 
-    def rows(self) -> Iterator[tuple[str, Shape]]:
-        """The opcode and the shape of each instruction, in order; makes no instructions."""
-        for row in self._rows:
-            yield row[OPCODE], row[SHAPE]
+    @property
+    def places(self) -> Mapping[str, Sequence[int]]:
+        """The indices of its instructions by their opcode; makes no instructions."""
+        if self._places is None:
+            places: defaultdict[str, list[int]] = defaultdict(list)
+            for index, row in enumerate(self._rows):
+                places[row[OPCODE]].append(index)
+            self._places = dict(places)
+        return self._places
+
+    def shapes_of(self, opcode: str) -> Iterator[Shape]:
+        """The shape of each instruction of this opcode, in order; makes no instructions."""
+        return (self._rows[index][SHAPE] for index in self.places.get(opcode, ()))
+
+    def of_opcodes(self, opcodes: Collection[str], holding: str = "") -> Sequence[Instruction]:
+        """Its instructions of these opcodes, in order; where it has none, makes no instructions.
+
+        Args:
+            holding: leave out those whose attributes, as printed, do not hold this text.
+        """
+        places = self.places
+        if places.keys().isdisjoint(opcodes):
+            return ()
+        found = sorted(chain.from_iterable(places.get(opcode, ()) for opcode in opcodes))
+        if holding:
+            rows = self._rows
+            found = [index for index in found if holding in rows[index][ATTRIBUTES]]
+        return self._at(found)
+
+    def holding(self, text: str) -> Sequence[Instruction]:
+        """Its instructions whose attributes, as printed, hold ``text``, in order; where it has
+        none, makes no instructions."""
+        rows = enumerate(self._rows)
+        return self._at([index for index, row in rows if text in row[ATTRIBUTES]])
+
+    def _at(self, indices: Sequence[int]) -> Sequence[Instruction]:
+        instructions = self.instructions if indices else ()
+        return [instructions[index] for index in indices]
 
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
@@ -376,16 +419,17 @@ class Computation:
         return self._users[instruction._index]
 
     @property
-    def calls(self) -> tuple[Instruction, ...]:
-        """The instructions that call other computations, in order."""
+    def calls(self) -> Sequence[tuple[str, Call]]:
+        """The calls of other computations in it, in order, each with the name of what is called;
+        makes no instructions."""
         if self._calls is None:
-            may_call = [
-                index
-                for index, row in enumerate(self._rows)
-                if row[OPCODE] not in _CALL_NOTHING and read.MAY_CALL(row[ATTRIBUTES])
-            ]
-            found = (self.instructions[index] for index in may_call)
-            self._calls = tuple(one for one in found if one.called_names)
+            places = self.places
+            may_call = (places[opcode] for opcode in places.keys() - _CALL_NOTHING)
+            self._calls = tuple(
+                (name, Call(self, index))
+                for index in sorted(chain.from_iterable(may_call))
+                for name in read.called_names(self._rows[index][ATTRIBUTES])
+            )
         return self._calls
 
     def uses_of(
@@ -422,6 +466,21 @@ class Computation:
         return f"<Computation %{self._name}, {len(self)} instructions>"
 
 
+class Call(NamedTuple):
+    """An instruction that calls a computation, by its place."""
+
+    computation: Computation
+    place: int
+
+    @property
+    def opcode(self) -> str:
+        return self.computation._rows[self.place][OPCODE]
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.computation.instructions[self.place]
+
+
 class _ElementUses:
     """The uses of a tuple by the element that they read."""
 
@@ -429,7 +488,7 @@ class _ElementUses:
         self._of_all: list[tuple[int, tuple[Instruction, int]]] = []
         self._of_one: dict[int, list[tuple[int, tuple[Instruction, int]]]] = {}
         for place, (user, number) in enumerate(uses):
-            read_index = user.operand_values[number].tuple_index
+            read_index = user.read_index(number)
             text = user.attributes.get("index", "") if user.opcode == "get-tuple-element" else ""
             if read_index:
                 self._of_one.setdefault(read_index[0], []).append((place, (user, number)))
@@ -482,6 +541,16 @@ class Module:
         """Every instruction, computation by computation."""
         for computation in self.computations.values():
             yield from computation.instructions
+
+    def of_opcodes(self, opcodes: Collection[str], holding: str = "") -> Iterator[Instruction]:
+        """Every instruction of these opcodes, as :meth:`Computation.of_opcodes`."""
+        for computation in self.computations.values():
+            yield from computation.of_opcodes(opcodes, holding)
+
+    def holding(self, text: str) -> Iterator[Instruction]:
+        """Every instruction whose attributes hold ``text``, as :meth:`Computation.holding`."""
+        for computation in self.computations.values():
+            yield from computation.holding(text)
 
     # -- the header
 
@@ -547,29 +616,55 @@ class Module:
 
     def callers(self, computation: Computation) -> tuple[Instruction, ...]:
         """The instructions that call ``computation``, in the order of the text."""
-        return self._callers.get(computation.name, ())
+        callers = self._callers.get(computation.name)
+        if callers is None:
+            callers = tuple(call.instruction for call in self.calls_of(computation))
+            self._callers[computation.name] = callers
+        return callers
 
-    @cached_property
-    def _callers(self) -> dict[str, tuple[Instruction, ...]]:
-        callers: dict[str, list[Instruction]] = {}
-        for computation in self.computations.values():
-            for instruction in computation.calls:
-                for name in instruction.called_names:
-                    callers.setdefault(name, []).append(instruction)
-        return {name: tuple(found) for name, found in callers.items()}
+    def calls_of(self, computation: Computation) -> Sequence[Call]:
+        """As :meth:`callers`, by their places: makes no instructions."""
+        return self._calls.get(computation.name, ())
+
+    def is_fused(self, computation: Computation) -> bool:
+        """Whether a fusion calls ``computation``."""
+        return computation.name in self._fused
 
     def fusion_kinds(self, computation: Computation) -> frozenset[str]:
         """The kinds (``kLoop``, ``kCustom``, ...) of the fusions that call ``computation``."""
-        return self._fusion_kinds.get(computation.name, frozenset())
+        kinds = self._fusion_kinds.get(computation.name)
+        if kinds is None:
+            kinds = frozenset(
+                caller.attributes.get("kind", "")
+                for caller in self.callers(computation)
+                if caller.opcode == "fusion"
+            )
+            self._fusion_kinds[computation.name] = kinds
+        return kinds
+
+    @cached_property
+    def _calls(self) -> Mapping[str, Sequence[Call]]:
+        calls: defaultdict[str, list[Call]] = defaultdict(list)
+        for computation in self.computations.values():
+            for name, call in computation.calls:
+                calls[name].append(call)
+        return dict(calls)
+
+    @cached_property
+    def _fused(self) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, calls in self._calls.items()
+            if any(call.opcode == "fusion" for call in calls)
+        )
+
+    @cached_property
+    def _callers(self) -> dict[str, tuple[Instruction, ...]]:
+        return {}  # filled as they are asked for
 
     @cached_property
     def _fusion_kinds(self) -> dict[str, frozenset[str]]:
-        return {
-            name: frozenset(
-                caller.attributes.get("kind", "") for caller in callers if caller.opcode == "fusion"
-            )
-            for name, callers in self._callers.items()
-        }
+        return {}
 
     # -- sources
 
@@ -602,6 +697,10 @@ class Module:
         return str(self.to_frame().to_html(max_rows=40, max_cols=20))
 
     @cached_property
+    def _kept(self) -> dict[object, Any]:
+        return {}
+
+    @cached_property
     def _frames(self) -> FrameTables:
         return FrameTables.parse(self.frame_tables)
 
@@ -609,3 +708,17 @@ class Module:
     def traced_lines(self) -> frozenset[SourceLocation]:
         """Every line in the source tables; empty for a module without them."""
         return self._frames.lines
+
+
+def kept_by_module(find: Callable[[Module], _Found]) -> Callable[[Module], _Found]:
+    """Find something out of each module once: the module keeps it."""
+
+    @wraps(find)
+    def find_once(module: Module) -> _Found:
+        kept = module._kept
+        if find not in kept:
+            kept[find] = find(module)
+        found: _Found = kept[find]
+        return found
+
+    return find_once

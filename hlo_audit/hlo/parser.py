@@ -14,15 +14,14 @@ Attributes stay text until somebody asks for them.
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo.attributes import is_number, parse_operands
 from hlo_audit.hlo.body import NEXT_LINE, Hunk, end_of_body
+from hlo_audit.hlo.collector import no_collection
 from hlo_audit.hlo.memo import Memo, Place
 from hlo_audit.hlo.module import ATTRIBUTES, NAME, OPERANDS, READS, SHAPE, Computation, Module, Row
 from hlo_audit.hlo.scan import Unbalanced, end_of_brackets, end_of_item
@@ -83,20 +82,8 @@ def parse_module(
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n")
-    with _no_garbage_collection():
+    with no_collection():
         return _Reader(text, path, partial, memo).read_module()
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Spare the collector the graph that is being made: it grows, and nothing of it is garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Reader:

@@ -1,8 +1,8 @@
 """Finding where a piece of HLO text ends, past nested brackets and quoted strings.
 
-Everything here is one pass over the text: possessive regular expressions step from one bracket,
-quote or separator to the next, and nesting is a list, so neither long nor deeply nested text can
-backtrack or recurse.
+Everything here is one pass over the text: possessive regular expressions step over plain text, over
+strings and over what is nested a little, and deeper nesting is a list, so neither long nor deeply
+nested text can backtrack or recurse.
 """
 
 from __future__ import annotations
@@ -10,8 +10,22 @@ from __future__ import annotations
 import re
 
 _OPEN = {"{": "}", "(": ")", "[": "]"}
+_QUOTED = r'"(?:[^"\\]++|\\.)*+"'
+
+
+def _brackets(inside: str) -> str:
+    """A pair of brackets of any kind around such pieces."""
+    return "|".join(rf"\{opening}(?:{inside})*+\{closing}" for opening, closing in _OPEN.items())
+
+
+# Most brackets stand in no more than one other: those are stepped over whole.
+_INSIDE = rf'[^"{{}}()\[\]]++|{_QUOTED}'
+_SHALLOW = _brackets(f"{_INSIDE}|{_brackets(_INSIDE)}")
+
 _PLAIN = re.compile(r'[^"{}()\[\],\n]*+')
-_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_WHOLE = re.compile(rf'(?:[^"{{}}()\[\],\n]++|{_QUOTED}|{_SHALLOW})*+', re.DOTALL)
+_WHOLE_IN_BRACKETS = re.compile(rf"(?:{_INSIDE}|{_SHALLOW})*+", re.DOTALL)
+_STRING = re.compile(_QUOTED, re.DOTALL)
 
 
 class Unbalanced(ValueError):
@@ -51,8 +65,11 @@ def end_of_brackets(text: str, start: int) -> int:
 def _scan(text: str, start: int, end: int, stops: str | None) -> int:
     closers: list[tuple[str, int]] = []
     position = start
+    # Where the end of a pair of brackets is looked for, that pair must not be stepped over.
+    outside = _PLAIN if stops is None else _WHOLE
     while True:
-        position = _PLAIN.match(text, position, end).end()  # type: ignore[union-attr]  # matches ""
+        whole = _WHOLE_IN_BRACKETS if closers else outside
+        position = whole.match(text, position, end).end()  # type: ignore[union-attr]  # matches ""
         if position >= end:
             break
         char = text[position]

@@ -143,7 +143,7 @@ class Shape:
             combined = 1
         return (count * combined * element_bits(self.element_type) + 7) // 8
 
-    @property
+    @cached_property
     def without_layout(self) -> str:
         """As printed, less the layouts: ``f32[128,32000]``."""
         if self.is_tuple:
