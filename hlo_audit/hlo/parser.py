@@ -188,17 +188,17 @@ class _Reader:
         """Take over the computations from ``first`` on that stand at ``position`` as well.
 
         Returns:
-            where the last of them ends; ``None`` where not even the first stands there.
+            where the last of them ends; ``None`` where not even the first stands there, or one is
+            the second of its name or a second entry.
         """
         before = self.before
         last = before.run(self.text, position, first)
+        if last == first:
+            return None
         taken = dict(zip(before.names[first:last], before.computations[first:last], strict=True))
         entry = before.entry_name if before.entry_name in taken else None
-        if (
-            not taken
-            or not self.computations.keys().isdisjoint(taken)
-            or (entry is not None and self.entry_name is not None)
-        ):
+        second_entry = entry is not None and self.entry_name is not None
+        if second_entry or not self.computations.keys().isdisjoint(taken):
             return None
         self.computations |= taken
         self.entry_name = self.entry_name or entry
