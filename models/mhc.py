@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hlo_audit import checkpoint
@@ -581,8 +582,12 @@ def _take_steps(
     return results
 
 
+@cache
 def _zero_opt_state(config: MHCConfig) -> Any:
-    """The optimiser's state before the first step, as numpy arrays of the layout ``flat``."""
+    """The optimiser's state before the first step, as numpy arrays of the layout ``flat``.
+
+    Made once for each config: it takes as long as the steps.
+    """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         state = jax.jit(lambda: init(config, jax.random.key(0)).opt_state)()
     return jax.tree.map(np.asarray, state)

@@ -1,7 +1,10 @@
-"""The command line in a process of its own, as users and CI jobs start it."""
+"""The command line in a process of its own, as users and CI jobs start it; and in this one, where
+nothing of a process is tested."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -10,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 COMMAND = (sys.executable, "-m", "hlo_audit")
 
@@ -78,6 +82,47 @@ def run(
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def invoke(
+    *arguments: object,
+    cwd: Path | None = None,
+    columns: int = 200,
+    env: Mapping[str, str | None] | None = None,
+    text: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """As :func:`run`, in this process, which saves the start of another: for what is read and
+    written, not for signals, imports, the search path or what the end of a process does.
+
+    A warning is an error here, as in every test.
+    """
+    from hlo_audit.cli import main
+
+    out, err = io.BytesIO(), io.BytesIO()
+    changed = {"COLUMNS": str(columns), "NO_COLOR": "1", **(env or {})}
+    with (
+        mock.patch.dict(os.environ, {n: v for n, v in changed.items() if v is not None}),
+        mock.patch.object(sys, "argv", ["hlo-audit", *map(str, arguments)]),
+        mock.patch.object(sys, "stdin", _stream(io.BytesIO(text.encode()))),
+        mock.patch.object(sys, "stdout", _stream(out)),
+        mock.patch.object(sys, "stderr", _stream(err)),
+        contextlib.chdir(cwd or Path.cwd()),
+    ):
+        for name in [name for name, value in changed.items() if value is None]:
+            os.environ.pop(name, None)
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Here: a stream that nobody has any more closes what it writes to.
+        written = out.getvalue().decode(), err.getvalue().decode()
+    return subprocess.CompletedProcess(["hlo-audit", *map(str, arguments)], code, *written)
+
+
+def _stream(buffer: io.BytesIO) -> io.TextIOWrapper:
+    return io.TextIOWrapper(buffer, encoding="utf-8")
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:

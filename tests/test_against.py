@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import run
+from command_line import invoke
 from hlo_audit import against
 from hlo_audit.against import Revision, as_of, checked_out, find_revision, read_report, standing_in
 from hlo_audit.errors import UsageError
@@ -90,12 +90,12 @@ def a_lowering(build: str) -> Lowering:
 def test_what_a_revision_does_not_have_fails(repository: Path) -> None:
     program = ("train.py:train_step", "--mesh", "fsdp=1", "--platform", "cpu", "--mode", "auto")
     check = ("check", *program, "--against", "main")
-    same = run(*check, cwd=repository)
+    same = invoke(*check, cwd=repository)
     assert same.returncode == 0, same.stderr
     assert "gate passed: 1 program with nothing new against the revision main" in same.stdout
 
     (repository / "layers.py").write_text(TURNED)
-    turned = run(*check, cwd=repository)
+    turned = invoke(*check, cwd=repository)
     assert turned.returncode == 1, turned.stderr
     commit = git(repository, "rev-parse", "main")[:10]
     assert f"of them new, main ({commit}) has 0" in turned.stdout
@@ -104,10 +104,10 @@ def test_what_a_revision_does_not_have_fails(repository: Path) -> None:
 
     git(repository, "add", ".")
     git(repository, "commit", "--quiet", "--message", "two")
-    assert run(*check, cwd=repository).returncode == 0  # main has it now
+    assert invoke(*check, cwd=repository).returncode == 0  # main has it now
     # The fix has less: it passes, and says so.
     (repository / "layers.py").write_text(STRAIGHT)
-    fixed = run(*check, cwd=repository)
+    fixed = invoke(*check, cwd=repository)
     assert fixed.returncode == 0
     assert "gone, the baseline can be tightened" in fixed.stdout
 
@@ -115,7 +115,7 @@ def test_what_a_revision_does_not_have_fails(repository: Path) -> None:
 def test_a_program_that_the_revision_lacks_is_a_new_one(repository: Path) -> None:
     (repository / "new.py").write_text(TRAIN)
     check = ("check", "new.py:train_step", "--mesh", "fsdp=1", "--platform", "cpu")
-    result = run(*check, "--mode", "auto", "--against", "main", cwd=repository)
+    result = invoke(*check, "--mode", "auto", "--against", "main", cwd=repository)
     assert result.returncode == 0, result.stderr
     assert "does not have this program: there is no file new.py" in result.stdout
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
         "HloModule m\n\nENTRY %e (p: f32[8]) -> f32[8] {\n  ROOT %p = f32[8]{0} parameter(0)\n}\n"
     )
     (repository / "other.json").write_text('{"programs": [{}]}')
-    result = run("check", *arguments, "-q", cwd=repository)
+    result = invoke("check", *arguments, "-q", cwd=repository)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     for word in words:
@@ -269,13 +269,13 @@ def test_an_absolute_file_is_the_one_in_the_worktree(tmp_path: Path) -> None:
 def test_a_dump_is_compared_with_another(dumps: Callable[[str], Path]) -> None:
     folder = dumps("lm_head_versions")
     auto, explicit = "jax-0.12.0-auto", "jax-0.12.0-explicit"
-    worse = run("check", explicit, "--against", auto, "--select", "HLA002", cwd=folder)
+    worse = invoke("check", explicit, "--against", auto, "--select", "HLA002", cwd=folder)
     assert worse.returncode == 1
     assert f"{explicit}: HLA002 is 4, 4 of them new, {auto} has 0" in worse.stdout
-    better = run("check", auto, "--against", explicit, "--select", "HLA002", cwd=folder)
+    better = invoke("check", auto, "--against", explicit, "--select", "HLA002", cwd=folder)
     assert better.returncode == 0
     assert "4 gone" in better.stdout
-    growth = run(
+    growth = invoke(
         *("check", explicit, "--against", auto, "--select", "HLA002", "--max", "HLA002=+4"),
         cwd=folder,
     )
@@ -285,17 +285,17 @@ def test_a_dump_is_compared_with_another(dumps: Callable[[str], Path]) -> None:
 def test_a_report_is_compared_with(dumps: Callable[[str], Path], tmp_path: Path) -> None:
     folder = dumps("lm_head_platforms")
     report = tmp_path / "report.json"
-    run("check", ".", "--output", f"json={report}", "-q", cwd=folder)
+    invoke("check", ".", "--output", f"json={report}", "-q", cwd=folder)
     baseline = read_report(report)
     assert len(baseline.entries) == 4
-    same = run("check", ".", "--against", report, "--strict", cwd=folder)
+    same = invoke("check", ".", "--against", report, "--strict", cwd=folder)
     assert same.returncode == 0, same.stdout
     data = json.loads(report.read_text())
     for program in data["programs"]:
         program["findings"] = [f for f in program["findings"] if f["rule"] != "HLA002"]
         program["counts"]["HLA002"] = 0
     report.write_text(json.dumps(data))
-    fewer = run("check", ".", "--against", report, cwd=folder)
+    fewer = invoke("check", ".", "--against", report, cwd=folder)
     assert fewer.returncode == 1
     assert re.search(r"cpu-explicit: HLA002 is 2, 2 of them new, .*report.json has 0", fewer.stdout)
 
@@ -305,7 +305,7 @@ def test_dumps_of_many_modules_are_paired_by_their_places(
 ) -> None:
     folder = dumps("lm_head_platforms")
     (tmp_path / "elsewhere").symlink_to(folder)
-    result = run("check", folder, "--against", tmp_path / "elsewhere", "--strict", cwd=tmp_path)
+    result = invoke("check", folder, "--against", tmp_path / "elsewhere", "--strict", cwd=tmp_path)
     assert result.returncode == 0, result.stdout
     assert "4 programs with nothing new" in result.stdout
 
@@ -316,7 +316,7 @@ def test_what_has_nothing_in_common_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step.txt").write_text(
         "HloModule m\n\nENTRY %e (p: f32[8]) -> f32[8] {\n  ROOT %p = f32[8]{0} parameter(0)\n}\n"
     )
-    result = run("check", "step.txt", "--against", "report.json", cwd=tmp_path)
+    result = invoke("check", "step.txt", "--against", "report.json", cwd=tmp_path)
     assert result.returncode == 2
     assert "report.json holds no program that could be compared with step.txt" in result.stderr
     assert against.is_report(report)

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from command_line import run
+from command_line import invoke
 from hlo_audit import baseline as baseline_files
 from hlo_audit.baseline import (
     Baseline,
@@ -462,30 +462,30 @@ def write_module(folder: Path, *, p_turned: bool, q_turned: bool) -> None:
 def test_the_command_line_from_the_first_baseline_to_the_tightened_one(tmp_path: Path) -> None:
     check = ("check", "step.txt", "--select", "HLA002", "--baseline", "known.json")
     write_module(tmp_path, p_turned=True, q_turned=False)
-    missing = run(*check, cwd=tmp_path)
+    missing = invoke(*check, cwd=tmp_path)
     assert missing.returncode == 2
     assert "there is no baseline known.json (--update-baseline writes it)" in missing.stderr
-    first = run(*check, "--update-baseline", cwd=tmp_path)
+    first = invoke(*check, "--update-baseline", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "known.json: step.txt/m: added, 1 HLA002" in first.stderr
     written = (tmp_path / "known.json").read_bytes()
     validate(written.decode())
-    again = run(*check, "--update-baseline", cwd=tmp_path)
+    again = invoke(*check, "--update-baseline", cwd=tmp_path)
     assert "known.json is up to date" in again.stderr
     assert (tmp_path / "known.json").read_bytes() == written
 
     write_module(tmp_path, p_turned=False, q_turned=True)
-    swapped = run(*check, cwd=tmp_path)
+    swapped = invoke(*check, cwd=tmp_path)
     assert swapped.returncode == 1
     assert "HLA002 is 1, 1 of them new and 1 gone, known.json has 1" in swapped.stdout
     assert "new: f32[512,512] of parameter q" in swapped.stdout
 
     write_module(tmp_path, p_turned=False, q_turned=False)
-    fewer = run(*check, cwd=tmp_path)
+    fewer = invoke(*check, cwd=tmp_path)
     assert fewer.returncode == 0
     assert "1 gone, the baseline can be tightened" in fewer.stdout
-    assert run(*check, "--strict", cwd=tmp_path).returncode == 1
-    tightened = run(*check, "--strict", "--update-baseline", cwd=tmp_path)
+    assert invoke(*check, "--strict", cwd=tmp_path).returncode == 1
+    tightened = invoke(*check, "--strict", "--update-baseline", cwd=tmp_path)
     assert tightened.returncode == 0
     assert "HLA002 1 -> 0 (1 gone)" in tightened.stderr
 
@@ -494,9 +494,9 @@ def test_the_command_line_from_the_first_baseline_to_the_tightened_one(tmp_path:
 def test_every_format_tells_what_is_new(tmp_path: Path, format_: str) -> None:
     check = ("check", "step.txt", "--select", "HLA002", "--baseline", "known.json")
     write_module(tmp_path, p_turned=True, q_turned=False)
-    run(*check, "--update-baseline", "-q", cwd=tmp_path)
+    invoke(*check, "--update-baseline", "-q", cwd=tmp_path)
     write_module(tmp_path, p_turned=True, q_turned=True)
-    result = run(*check, "--format", format_, cwd=tmp_path)
+    result = invoke(*check, "--format", format_, cwd=tmp_path)
     assert result.returncode == 1
     assert {
         "json": '"new": [',
@@ -526,7 +526,7 @@ def test_wrong_options_are_told_in_one_line(
     tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     write_module(tmp_path, p_turned=True, q_turned=False)
-    result = run("check", "step.txt", *arguments, cwd=tmp_path)
+    result = invoke("check", "step.txt", *arguments, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     for word in words:
@@ -540,11 +540,11 @@ def test_a_baseline_in_the_config_is_relative_to_it(tmp_path: Path) -> None:
     )
     inner = tmp_path / "inner"
     inner.mkdir()
-    assert run("check", "--update-baseline", cwd=inner).returncode == 0
-    assert run("check", cwd=tmp_path).returncode == 0
+    assert invoke("check", "--update-baseline", cwd=inner).returncode == 0
+    assert invoke("check", cwd=tmp_path).returncode == 0
     write_module(tmp_path, p_turned=False, q_turned=False)
-    assert run("check", cwd=inner).returncode == 1
-    assert run("check", "--no-strict", cwd=inner).returncode == 0
+    assert invoke("check", cwd=inner).returncode == 1
+    assert invoke("check", "--no-strict", cwd=inner).returncode == 0
 
 
 def test_an_entry_names_the_versions_it_was_made_under() -> None:
@@ -556,7 +556,7 @@ def test_an_entry_names_the_versions_it_was_made_under() -> None:
 def test_a_baseline_that_cannot_be_read_is_told_before_anything_is_compiled(
     tmp_path: Path,
 ) -> None:
-    result = run("check", "lm-head", "--baseline", "nope.json", "--no-cache", cwd=tmp_path)
+    result = invoke("check", "lm-head", "--baseline", "nope.json", "--no-cache", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert "there is no baseline nope.json" in line

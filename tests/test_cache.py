@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from command_line import run
 from hlo_audit.cache import Cache, default_folder, request_digest
 from hlo_audit.compiler import Compiled, Outcome, compile_environment, compile_programs
 from hlo_audit.manifest import MANIFEST_NAME, Manifest
@@ -323,6 +322,8 @@ def test_a_hit_imports_no_jax(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_tells_of_the_cache_and_empties_it(tmp_path: Path, dump: Path) -> None:
+    from command_line import run  # not for the processes that import this file
+
     def told(command: str) -> str:
         done = run("cache", command, env={"HLO_AUDIT_CACHE_DIR": str(tmp_path / "cache")})
         assert done.returncode == 0, done.stderr

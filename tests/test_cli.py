@@ -23,6 +23,7 @@ FINAL = "module_0000.jit_step.cl_1004524046.after_codegen.txt"
 EXPLICIT = "jax-0.12.0-explicit"
 
 run = partial(command_line.run, columns=80)
+invoke = partial(command_line.invoke, columns=80)
 
 
 @pytest.fixture(scope="session")
@@ -285,7 +286,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         places[name].write_text(json.dumps(dict.fromkeys(keys, 1), indent=2))
     named = {name.partition(".")[0]: str(path) for name, path in places.items()}
     quiet = ["--quiet"] if arguments[0] in ("check", "lower") else []
-    result = run(*(argument.format(**named) for argument in arguments), *quiet)
+    result = invoke(*(argument.format(**named) for argument in arguments), *quiet)
     assert_refused(result, *words)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_line import run
+from command_line import invoke
 from hlo_audit.budget import Budget
 from hlo_audit.cli.options import How
 from hlo_audit.cli.planned import plan
@@ -300,16 +300,16 @@ def test_the_config_is_taken_left_and_chosen(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text("programs = ['step.txt']\n[max]\nHLA002 = 1\n")
     inner = tmp_path / "inner"
     inner.mkdir()
-    failed = run("check", cwd=inner)
+    failed = invoke("check", cwd=inner)
     assert failed.returncode == 1
     assert "../step.txt: HLA002 is 1, at most 0" in failed.stdout
-    assert run("check", "--config", "../other.toml", cwd=inner).returncode == 0
-    assert run("check", "--max", "HLA002=1", cwd=inner).returncode == 0  # wins over the config
-    assert run("check", "../step.txt", cwd=inner).returncode == 1  # by its name, too
-    assert run("check", "--no-config", "../step.txt", cwd=inner).returncode == 0
-    both = run("check", "--no-config", "--config", "../other.toml", cwd=inner)
+    assert invoke("check", "--config", "../other.toml", cwd=inner).returncode == 0
+    assert invoke("check", "--max", "HLA002=1", cwd=inner).returncode == 0  # wins over the config
+    assert invoke("check", "../step.txt", cwd=inner).returncode == 1  # by its name, too
+    assert invoke("check", "--no-config", "../step.txt", cwd=inner).returncode == 0
+    both = invoke("check", "--no-config", "--config", "../other.toml", cwd=inner)
     assert both.returncode == 2
-    missing = run("check", "--config", "nothing.toml", cwd=inner)
+    missing = invoke("check", "--config", "nothing.toml", cwd=inner)
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
     assert "cannot read the config nothing.toml" in missing.stderr
 
@@ -325,33 +325,33 @@ def test_a_rule_is_ignored_for_one_program(tmp_path: Path) -> None:
         "programs = ['a.txt', { name = 'b.txt', ignore = ['relayout-copy'] }]\n"
         "select = ['HLA002', 'HLA004']\n"
     )
-    result = run("check", "--format", "json", cwd=tmp_path)
+    result = invoke("check", "--format", "json", cwd=tmp_path)
     counts = [program["counts"] for program in json.loads(result.stdout)["programs"]]
     assert counts == [{"HLA002": 1, "HLA004": 0}, {"HLA004": 0}]
-    assert run("check", "--format", "markdown", cwd=tmp_path).returncode == 0
-    assert run("check", cwd=tmp_path).returncode == 0
+    assert invoke("check", "--format", "markdown", cwd=tmp_path).returncode == 0
+    assert invoke("check", cwd=tmp_path).returncode == 0
 
 
 # -- init and doctor
 
 
 def test_init_writes_a_config_and_overwrites_none(tmp_path: Path) -> None:
-    assert run("init", cwd=tmp_path).returncode == 0
+    assert invoke("init", cwd=tmp_path).returncode == 0
     path = tmp_path / "hlo-audit.toml"
     assert path.read_text() == TEMPLATE
     path.write_text("strict = true\n")
-    again = run("init", cwd=tmp_path)
+    again = invoke("init", cwd=tmp_path)
     assert again.returncode == 2
     assert "is there already (--force writes over it)" in again.stderr
     assert path.read_text() == "strict = true\n"
-    assert run("init", "--force", cwd=tmp_path).returncode == 0
+    assert invoke("init", "--force", cwd=tmp_path).returncode == 0
     assert path.read_text() == TEMPLATE
 
 
 def test_doctor_says_what_there_is_and_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "hlo-audit.toml").write_text("programs = ['lm-head']\nbaseline = 'known.json'\n")
     (tmp_path / "file").write_text("")
-    result = run("doctor", "--format", "json", "--cache-dir", "file/cache", cwd=tmp_path)
+    result = invoke("doctor", "--format", "json", "--cache-dir", "file/cache", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
     assert told["config"] == str(tmp_path / "hlo-audit.toml")
@@ -362,6 +362,6 @@ def test_doctor_says_what_there_is_and_what_is_missing(tmp_path: Path) -> None:
     missing = " ".join(told["missing"])
     assert "known.json" in missing
     assert "cannot be written" in missing
-    text = run("doctor", cwd=tmp_path).stdout
+    text = invoke("doctor", cwd=tmp_path).stdout
     assert re.search(r"^jax +\d", text, re.MULTILINE)
     assert "missing: there is no baseline known.json" in text

@@ -55,7 +55,7 @@ def validated(found: Diff) -> dict[str, Any]:
     return dict(data)
 
 
-run = partial(command_line.run, "diff", columns=100)
+run = partial(command_line.invoke, "diff", columns=100)
 
 
 # -- the LM head at its own sizes

@@ -166,7 +166,7 @@ def explicit_dump(dumps: Callable[[str], Path]) -> Path:
     return dumps("lm_head_versions") / "jax-0.12.0-explicit"
 
 
-run = partial(command_line.run, columns=80)
+invoke = partial(command_line.invoke, columns=80)
 
 
 def sarif_run(text: str) -> dict[str, Any]:
@@ -461,7 +461,7 @@ def test_the_line_of_an_instruction_in_a_dump_is_found(explicit_dump: Path) -> N
 
 def test_sarif_of_a_real_dump_is_valid(explicit_dump: Path, tmp_path: Path) -> None:
     path = tmp_path / "audit.sarif"
-    result = run("check", explicit_dump, "--max", "HLA002=3", "--output", f"sarif={path}")
+    result = invoke("check", explicit_dump, "--max", "HLA002=3", "--output", f"sarif={path}")
     assert result.returncode == 1
     assert "HLA002 relayout-copy" in result.stdout
     one = sarif_run(path.read_text())
@@ -578,7 +578,7 @@ def test_junit_fails_only_what_the_gate_fails(repository: Repository) -> None:
 
 
 def test_junit_of_a_real_dump_is_valid(explicit_dump: Path) -> None:
-    result = run("check", explicit_dump, "--format", "junit")
+    result = invoke("check", explicit_dump, "--format", "junit")
     assert result.returncode == 0
     (suite,) = junit_suites(result.stdout)
     assert len(suite.findall("testcase")) == len(ALL_RULES)
@@ -763,7 +763,7 @@ def test_real_names_that_hurt_go_through_the_command_line(tmp_path: Path) -> Non
         "  ROOT %copy = f32[512,512]{0,1} copy(%p)\n}\n"
     )
     outputs = [f"--output={one}={tmp_path / one}" for one in FORMATS]
-    result = run("check", path, "--max", "HLA002=0", *outputs, cwd=tmp_path)
+    result = invoke("check", path, "--max", "HLA002=0", *outputs, cwd=tmp_path)
     assert result.returncode == 1
     assert "\x1b" not in result.stdout
     sarif_run((tmp_path / "sarif").read_text())
@@ -845,7 +845,7 @@ def test_unclear_outputs_are_refused(
 
 
 def test_an_unclear_output_is_one_line_and_exit_code_2(explicit_dump: Path) -> None:
-    result = run("check", explicit_dump, "--output", "sarf=x")
+    result = invoke("check", explicit_dump, "--output", "sarf=x")
     assert result.returncode == 2
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
@@ -854,11 +854,11 @@ def test_an_unclear_output_is_one_line_and_exit_code_2(explicit_dump: Path) -> N
 
 def test_every_format_is_written_in_one_run(explicit_dump: Path, tmp_path: Path) -> None:
     outputs = [f"--output={one}={tmp_path / one}" for one in FORMATS]
-    result = run("check", explicit_dump, *outputs)
+    result = invoke("check", explicit_dump, *outputs)
     assert result.returncode == 0
     assert "HLA002 relayout-copy" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FORMATS)
-    quiet = run("check", explicit_dump, *outputs, "--quiet", "--max", "HLA002=3")
+    quiet = invoke("check", explicit_dump, *outputs, "--quiet", "--max", "HLA002=3")
     assert quiet.returncode == 1
     assert quiet.stdout == ""
     assert "HLA002 is 4, at most 3" in quiet.stderr
@@ -868,13 +868,13 @@ def test_an_output_is_never_the_input(explicit_dump: Path, tmp_path: Path) -> No
     path = tmp_path / "step.txt"
     (final,) = explicit_dump.glob("*.after_codegen.txt")
     path.write_text(final.read_text())
-    result = run("check", path, "--output", f"sarif={path}")
+    result = invoke("check", path, "--output", f"sarif={path}")
     assert result.returncode == 2
     assert path.read_text() == final.read_text()
 
 
 def test_exit_zero_is_the_exit_code_in_sarif_too(explicit_dump: Path) -> None:
-    result = run("check", explicit_dump, "--max", "HLA002=0", "--exit-zero", "--format", "sarif")
+    result = invoke("check", explicit_dump, "--max", "HLA002=0", "--exit-zero", "--format", "sarif")
     assert result.returncode == 0
     assert sarif_run(result.stdout)["invocations"][0]["exitCode"] == 0
 
@@ -883,7 +883,7 @@ def test_a_program_that_cannot_be_read_is_in_every_report(tmp_path: Path) -> Non
     path = tmp_path / "bad.txt"
     path.write_text("HloModule m\n\nENTRY %e {\n  %p = f32[8]{0} parameter(0)\n")
     outputs = [f"--output={one}={tmp_path / one}" for one in FORMATS]
-    result = run("check", path, *outputs)
+    result = invoke("check", path, *outputs)
     assert result.returncode == 2
     assert result.stdout == ""
     for one in FORMATS:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import assert_refused, run
+from command_line import assert_refused, invoke
 from html_pages import Page, dump_of, module_file, written
 
 
@@ -46,14 +46,14 @@ def test_other_commands_do_not_load_the_template_engine() -> None:
 def test_the_gate_decides_the_exit_code(both_modes: list[Path], tmp_path: Path) -> None:
     output = tmp_path / "page.html"
     final = next(both_modes[1].glob("*.after_codegen.txt"))
-    result = run("report", final, "--max", "HLA002=3", "-o", output)
+    result = invoke("report", final, "--max", "HLA002=3", "-o", output)
     assert result.returncode == 1
     assert "gate failed" in result.stderr
     assert result.stdout == ""
     assert Page(output.read_text()).root.one("h1").text == "✗ Gate failed"
-    result = run("report", final, "--max", "HLA002=3", "--exit-zero", "-o", output)
+    result = invoke("report", final, "--max", "HLA002=3", "--exit-zero", "-o", output)
     assert result.returncode == 0
-    result = run("report", final, "--max", "HLA002=4", "-o", output)
+    result = invoke("report", final, "--max", "HLA002=4", "-o", output)
     assert result.returncode == 0
     assert "within budget" in Page(output.read_text()).root.one("h1").text
 
@@ -64,7 +64,7 @@ def test_a_damaged_snapshot_that_no_rule_reads_is_told_of(tmp_path: Path) -> Non
     (damaged,) = dump.glob("*after_pass-1*")
     damaged.write_text(damaged.read_text()[:-20])
     output = tmp_path / "page.html"
-    result = run("report", dump, "-o", output, "--max", "HLA002=0")
+    result = invoke("report", dump, "-o", output, "--max", "HLA002=0")
     assert result.returncode == 0
     (warning,) = [line for line in result.stderr.splitlines() if "warning" in line]
     assert warning.startswith(f"hlo-audit: warning: {dump} has no timeline, as its dump is damaged")
@@ -83,7 +83,7 @@ def test_a_dump_without_passes_is_not_damaged(tmp_path: Path) -> None:
 
 
 def test_without_a_file_the_page_goes_to_standard_output(both_modes: list[Path]) -> None:
-    result = run("report", next(both_modes[1].glob("*.after_codegen.txt")))
+    result = invoke("report", next(both_modes[1].glob("*.after_codegen.txt")))
     assert result.returncode == 0
     assert Page(result.stdout).root.one("h1")
 
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_one_line(
     for name, path in names.items():
         arguments = [argument.replace(name, path) for argument in arguments]
     before = file.read_text()
-    result = run("report", *arguments, cwd=tmp_path)
+    result = invoke("report", *arguments, cwd=tmp_path)
     assert_refused(result, said)
     assert file.read_text() == before
     assert not (tmp_path / "out.html").exists()
@@ -182,7 +182,7 @@ def _all_of(terminal: int) -> str:
 def test_without_a_program_the_config_says_which(tmp_path: Path) -> None:
     module_file(tmp_path, 'op_name="x"')
     (tmp_path / "hlo-audit.toml").write_text('programs = ["step.txt"]\n')
-    result = run("report", "-o", "page.html", cwd=tmp_path)
+    result = invoke("report", "-o", "page.html", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "step.txt" in Page((tmp_path / "page.html").read_text()).section("programs").text
-    assert "With no PROGRAM" in run("report", "--help").stdout
+    assert "With no PROGRAM" in invoke("report", "--help").stdout

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from command_line import run
+from command_line import invoke
 from hlo_audit.errors import CompileError, HloAuditError, UsageError
 from hlo_audit.examination import Examined, examine_subjects
 from hlo_audit.gate import Gate, Notice, Violation
@@ -241,10 +241,10 @@ def test_cpu_devices_are_called_so_everywhere(tmp_path: Path) -> None:
     assert [row.all("td")[0].text for row in rows] == ["4 CPU devices", "1 CPU device"]
     one = page.section("compare").one("article")
     assert one.one("h3").text.startswith("4 CPU devices against 1 CPU device")
-    result = run("check", *paths, "--format", "markdown")
+    result = invoke("check", *paths, "--format", "markdown")
     assert "| `4 CPU devices` |" in result.stdout
-    assert "4 CPU devices" in run("check", *paths).stdout
-    assert "  1 CPU device  " in run("diff", *paths, "--force").stdout
+    assert "4 CPU devices" in invoke("check", *paths).stdout
+    assert "  1 CPU device  " in invoke("diff", *paths, "--force").stdout
 
 
 def test_a_fix_that_is_among_the_programs_is_measured(

@@ -219,14 +219,16 @@ SHAPES: dict[str, Callable[[int], str]] = {
 
 def hold_linear(seconds: Callable[[int], float], first: int = 500) -> None:
     """Find a size that takes a moment, and hold twice the size to about twice the time."""
-    count = first
-    while seconds(count) < SHORTEST_SECONDS and count < 1 << 21:
+    count, once = first, seconds(first)
+    while once < SHORTEST_SECONDS and count < 1 << 21:
         count *= 2
+        once = seconds(count)
     for _ in range(3):
-        once, twice = seconds(count), seconds(2 * count)
+        twice = seconds(2 * count)
         if twice < MOST_TIMES_AS_LONG * once:
             return
         count *= 2
+        once = seconds(count)
     pytest.fail(f"{once:.2f} s for {count // 2}, {twice:.2f} s for twice as much")
 
 

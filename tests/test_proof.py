@@ -806,7 +806,7 @@ def test_a_fix_that_fails_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], words: list[str]) -> None:
-    result = command_line.run("prove", *arguments, "--quiet")
+    result = command_line.invoke("prove", *arguments, "--quiet")
     assert (result.returncode, result.stdout) == (2, ""), result
     (line,) = result.stderr.splitlines()
     assert line.startswith("hlo-audit: error: ")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import run
+from command_line import invoke
 from hlo_audit.errors import RefusedReshapeError
 from hlo_audit.program import Lowering
 from hlo_audit.program_audit import audit_refused
@@ -102,7 +102,7 @@ def test_a_program_that_merges_a_sharded_axis_is_reported_with_its_line(tmp_path
     (tmp_path / "train.py").write_text(MERGES)
     command = ["check", "train.py:train_step", "--mode", "explicit", "--mesh", "tensor=4"]
     options = ("--platform", "cpu", "--topology", "4", "--format", "json", "--max", "HLA005=0")
-    result = run(*command, *options, cwd=tmp_path)
+    result = invoke(*command, *options, cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     (program,) = json.loads(result.stdout)["programs"]
     (finding,) = program["findings"]

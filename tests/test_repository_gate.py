@@ -69,7 +69,6 @@ topologies = ["v5p:2x2x1"]
 """
 
 TEST = """\
-from command_line import run
 import pytest
 
 import train

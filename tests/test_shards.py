@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from command_line import assert_refused, run
+from command_line import assert_refused, invoke, run
 from hlo_audit import shard as shards
 from hlo_audit.errors import UsageError
 from hlo_audit.manifest import Manifest, write_manifest
@@ -359,7 +359,7 @@ def shard_reports(
     for index in range(1, count + 1):
         path = into / f"{index}-of-{count}.json"
         shard = ("--shard", f"{index}/{count}", "--output", f"json={path}", "--quiet")
-        done = run("check", *programs, *arguments, *shard, cwd=repository)
+        done = invoke("check", *programs, *arguments, *shard, cwd=repository)
         assert done.returncode in (0, 1, 2), done.stderr
         assert path.exists(), done.stderr
         paths.append(path)
@@ -391,7 +391,7 @@ def test_merged_reports_are_the_report_of_one_run(
         files = {format_: tmp_path / name / format_ for format_ in FORMATS}
         outputs = [f"--output={format_}={path}" for format_, path in files.items()]
         options = ("--max", "relayout-copy=1MiB", "--quiet", *verbose, *outputs)
-        done = run(*command, *options, cwd=repository)
+        done = invoke(*command, *options, cwd=repository)
         assert done.returncode == 2  # one of them cannot be read
         texts.append((done.stderr, {one: path.read_text() for one, path in files.items()}))
     (whole_errors, whole), (merged_errors, merged) = texts
@@ -414,7 +414,7 @@ def test_a_shard_says_which_one_it_is(reports: list[Path]) -> None:
 
 
 def test_an_empty_shard_says_so_and_passes(repository: Path, tmp_path: Path) -> None:
-    done = run(
+    done = invoke(
         *("check", "dumps/a", "--shard", "2/2", "--max", "relayout-copy=0"),
         *("--output", f"json={tmp_path / 'r.json'}", "--output", f"sarif={tmp_path / 'r.sarif'}"),
         cwd=repository,
@@ -428,7 +428,7 @@ def test_an_empty_shard_says_so_and_passes(repository: Path, tmp_path: Path) -> 
 def test_a_program_that_fails_in_a_shard_fails_the_whole(
     repository: Path, reports: list[Path]
 ) -> None:
-    done = run("merge", *reports, cwd=repository)
+    done = invoke("merge", *reports, cwd=repository)
     assert done.returncode == 2
     assert "broken.hlo" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -436,12 +436,14 @@ def test_a_program_that_fails_in_a_shard_fails_the_whole(
 
 def test_the_budget_of_a_merge_is_that_of_its_command(repository: Path, tmp_path: Path) -> None:
     paths = shard_reports(repository, tmp_path, 2, programs=DUMPS[:4])
-    assert run("merge", *paths, cwd=repository).returncode == 0
-    failed = run("merge", *paths, "--max", "relayout-copy=0", cwd=repository)
+    assert invoke("merge", *paths, cwd=repository).returncode == 0
+    failed = invoke("merge", *paths, "--max", "relayout-copy=0", cwd=repository)
     assert failed.returncode == 1
     assert "HLA002 is 1, at most 0" in failed.stdout
-    assert run("merge", *paths, "--max", "HLA002=0", "--exit-zero", cwd=repository).returncode == 0
-    unknown = run("merge", *paths, "--max", "nothing=0", cwd=repository)
+    assert (
+        invoke("merge", *paths, "--max", "HLA002=0", "--exit-zero", cwd=repository).returncode == 0
+    )
+    unknown = invoke("merge", *paths, "--max", "nothing=0", cwd=repository)
     assert (unknown.returncode, unknown.stdout) == (2, "")
 
 
@@ -478,18 +480,18 @@ def configured(repository: Path, tmp_path: Path) -> Path:
 
 
 def test_a_merge_writes_the_baseline_of_the_whole(configured: Path, tmp_path: Path) -> None:
-    written = run("check", "--update-baseline", "--exit-zero", cwd=configured)
+    written = invoke("check", "--update-baseline", "--exit-zero", cwd=configured)
     assert written.returncode == 0, written.stderr
     whole = (configured / "baseline.json").read_bytes()
     paths = shard_reports(configured, tmp_path, 2, programs=())
     (configured / "baseline.json").unlink()
-    merged = run("merge", *paths, "--update-baseline", cwd=configured)
+    merged = invoke("merge", *paths, "--update-baseline", cwd=configured)
     assert merged.returncode == 0, merged.stderr
     assert (configured / "baseline.json").read_bytes() == whole
 
 
 def test_what_is_gone_is_told_by_the_merge_alone(configured: Path, tmp_path: Path) -> None:
-    run("check", "--update-baseline", "--exit-zero", cwd=configured)
+    invoke("check", "--update-baseline", "--exit-zero", cwd=configured)
     config = configured / "hlo-audit.toml"
     config.write_text(config.read_text().replace(', "dumps/d"', ""))
     paths = shard_reports(configured, tmp_path, 2, programs=())
@@ -497,13 +499,13 @@ def test_what_is_gone_is_told_by_the_merge_alone(configured: Path, tmp_path: Pat
         gate = json.loads(path.read_text())["gate"]
         assert {one["kind"] for one in gate["notices"]} == {"bad-suppression"}
         assert gate["passed"]
-    merged = run("merge", *paths, "--format", "json", cwd=configured)
-    whole = run("check", "--format", "json", "--quiet", cwd=configured)
+    merged = invoke("merge", *paths, "--format", "json", cwd=configured)
+    whole = invoke("check", "--format", "json", "--quiet", cwd=configured)
     assert without_volatile(merged.stdout) == without_volatile(whole.stdout)
     notices = json.loads(merged.stdout)["gate"]["notices"]
     kinds = [one["kind"] for one in notices]
     assert kinds == ["not-audited", "bad-suppression", "unused-suppression", "unused-suppression"]
-    strict = run("merge", *paths, "--strict", cwd=configured)
+    strict = invoke("merge", *paths, "--strict", cwd=configured)
     assert strict.returncode == 1
     assert "hlo-audit.toml:4: suppresses nothing" in strict.stdout
     assert "src/layers.py:7: suppresses nothing: no HLA004" in strict.stdout
@@ -512,10 +514,10 @@ def test_what_is_gone_is_told_by_the_merge_alone(configured: Path, tmp_path: Pat
 
 def test_a_merge_is_compared_with_a_report(repository: Path, tmp_path: Path) -> None:
     before = tmp_path / "before.json"
-    run("check", *DUMPS[:3], "--output", f"json={before}", "--quiet", cwd=repository)
+    invoke("check", *DUMPS[:3], "--output", f"json={before}", "--quiet", cwd=repository)
     paths = shard_reports(repository, tmp_path, 2, programs=DUMPS[:4])
-    whole = run("check", *DUMPS[:4], "--against", before, "--format", "json", cwd=repository)
-    merged = run("merge", *paths, "--against", before, "--format", "json", cwd=repository)
+    whole = invoke("check", *DUMPS[:4], "--against", before, "--format", "json", cwd=repository)
+    merged = invoke("merge", *paths, "--against", before, "--format", "json", cwd=repository)
     assert merged.returncode == whole.returncode == 1, merged.stderr
     assert without_volatile(merged.stdout) == without_volatile(whole.stdout)
 
@@ -535,10 +537,10 @@ def test_a_shard_that_is_missing_or_doubled_is_refused(
     repository: Path, reports: list[Path]
 ) -> None:
     one, two, three = reports
-    missing = run("merge", one, three, cwd=repository)
+    missing = invoke("merge", one, three, cwd=repository)
     assert_refused(missing, "1 of 3 shards is missing: 2")
-    assert_refused(run("merge", two, cwd=repository), "2 of 3 shards are missing: 1, 3")
-    doubled = run("merge", one, two, three, two, cwd=repository)
+    assert_refused(invoke("merge", two, cwd=repository), "2 of 3 shards are missing: 1, 3")
+    doubled = invoke("merge", one, two, three, two, cwd=repository)
     assert_refused(doubled, "are both of shard 2/3")
 
 
@@ -548,7 +550,7 @@ def test_shards_that_do_not_fit_together_are_refused(
     first, second, third = reports
 
     def merged(change: Callable[[dict[str, Any]], Any]) -> subprocess.CompletedProcess[str]:
-        return run("merge", first, edited(second, tmp_path, change), third, cwd=repository)
+        return invoke("merge", first, edited(second, tmp_path, change), third, cwd=repository)
 
     digest = "0" * 64
     assert_refused(merged(lambda d: d["shard"].update(matrix=digest)), "different matrices")
@@ -559,7 +561,7 @@ def test_shards_that_do_not_fit_together_are_refused(
     assert_refused(merged(lambda d: d["tool"].update(version="9.9")), "written by hlo-audit 9.9")
     assert_refused(merged(lambda d: d.update(schema_version=2)), "schema_version is 2")
     assert_refused(merged(lambda d: d.pop("shard")), "of a whole run, not of a shard")
-    less = run("merge", first, edited(second, tmp_path, drop_a_program), third, cwd=repository)
+    less = invoke("merge", first, edited(second, tmp_path, drop_a_program), third, cwd=repository)
     assert_refused(less, "programs are in no report")
 
 
@@ -576,7 +578,7 @@ def test_shards_of_other_programs_rules_or_timings_do_not_fit(
     def second(*arguments: str) -> Path:
         path = tmp_path / "second.json"
         shard = ("--shard", "2/3", "--output", f"json={path}", "--quiet")
-        run("check", *arguments, *shard, cwd=repository)
+        invoke("check", *arguments, *shard, cwd=repository)
         return path
 
     for arguments in (
@@ -586,7 +588,7 @@ def test_shards_of_other_programs_rules_or_timings_do_not_fit(
         (*DUMPS, "--rule-option", "relayout-copy.min_bytes=0"),
         (*DUMPS, "--introduced-by"),
     ):
-        done = run("merge", reports[0], second(*arguments), reports[2], cwd=repository)
+        done = invoke("merge", reports[0], second(*arguments), reports[2], cwd=repository)
         assert_refused(done, "different matrices")
 
 
@@ -611,8 +613,8 @@ def test_what_is_no_report_is_refused(
 ) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
-    assert_refused(run("merge", path, cwd=repository), "is no report of hlo-audit", reason)
-    timed = run("check", "dumps/a", "--shard", "1/1", "--timings", path, cwd=repository)
+    assert_refused(invoke("merge", path, cwd=repository), "is no report of hlo-audit", reason)
+    timed = invoke("check", "dumps/a", "--shard", "1/1", "--timings", path, cwd=repository)
     if "tool" not in reason:
         assert_refused(timed, "is no report of hlo-audit", reason)
 
@@ -640,12 +642,12 @@ def test_what_is_no_report_is_called_what_it_is(
         read_times(path, TOP)
     assert said in str(caught.value)
     if "baseline" in said:
-        against = run("check", "dumps/a", "--against", path, cwd=repository)
+        against = invoke("check", "dumps/a", "--against", path, cwd=repository)
         assert_refused(against, "r.json is a baseline, not a report (give it by --baseline)")
 
 
 def test_a_report_is_no_baseline(repository: Path, report: Path) -> None:
-    done = run("check", "dumps/a", "--baseline", report, cwd=repository)
+    done = invoke("check", "dumps/a", "--baseline", report, cwd=repository)
     assert_refused(done, "is a report, not a baseline (give it by --against)")
 
 
@@ -653,10 +655,10 @@ def test_one_report_may_be_standard_input(repository: Path, reports: list[Path])
     one, two, three = reports
     with two.open() as given:
         piped = run("merge", one, "-", three, "--format", "json", cwd=repository, stdin=given)
-    merged = run("merge", one, two, three, "--format", "json", cwd=repository)
+    merged = invoke("merge", one, two, three, "--format", "json", cwd=repository)
     assert piped.stdout == merged.stdout
     assert json.loads(merged.stdout)["programs"]
-    assert_refused(run("merge", "-", one, "-", cwd=repository), "- is given more than once")
+    assert_refused(invoke("merge", "-", one, "-", cwd=repository), "- is given more than once")
     with Path(os.devnull).open() as given:
         nothing = run("merge", "-", cwd=repository, stdin=given)
     assert_refused(nothing, "standard input is empty")
@@ -669,25 +671,25 @@ def test_timings_that_were_taken_out_are_missed(
 ) -> None:
     path = tmp_path / "report.json"
     path.write_text(without_volatile(report.read_text()))
-    timed = run("check", "dumps/a", "--shard", "1/1", "--timings", path, cwd=repository)
+    timed = invoke("check", "dumps/a", "--shard", "1/1", "--timings", path, cwd=repository)
     assert_refused(timed, f"{path} holds no timings (key volatile)", "as --format json wrote it")
 
 
 def test_what_is_no_file_is_refused(repository: Path, tmp_path: Path) -> None:
-    assert_refused(run("merge", tmp_path, cwd=repository), "it is no regular file")
-    assert_refused(run("merge", tmp_path / "no.json", cwd=repository), "there is no report")
+    assert_refused(invoke("merge", tmp_path, cwd=repository), "it is no regular file")
+    assert_refused(invoke("merge", tmp_path / "no.json", cwd=repository), "there is no report")
     os.mkfifo(tmp_path / "fifo.json")
-    assert_refused(run("merge", tmp_path / "fifo.json", cwd=repository), "it is no regular file")
+    assert_refused(invoke("merge", tmp_path / "fifo.json", cwd=repository), "it is no regular file")
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe{}")
-    assert_refused(run("merge", tmp_path / "binary.json", cwd=repository), "it is no UTF-8 text")
-    assert run("merge", cwd=repository).returncode == 2
+    assert_refused(invoke("merge", tmp_path / "binary.json", cwd=repository), "it is no UTF-8 text")
+    assert invoke("merge", cwd=repository).returncode == 2
 
 
 @pytest.fixture(scope="module")
 def report(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("one") / "report.json"
     shard = ("--shard", "1/1", "--output", f"json={path}", "--quiet")
-    run("check", "dumps/a", "dumps/broken.hlo", *shard, cwd=repository)
+    invoke("check", "dumps/a", "dumps/broken.hlo", *shard, cwd=repository)
     return path
 
 
@@ -753,25 +755,25 @@ def test_a_report_that_was_changed_is_refused(
 
 def test_what_a_shard_cannot_do_alone_is_refused(configured: Path) -> None:
     shard = ("check", "--shard", "1/2")
-    update = run(*shard, "--update-baseline", cwd=configured)
+    update = invoke(*shard, "--update-baseline", cwd=configured)
     assert_refused(update, "--update-baseline", "hlo-audit merge")
     for command in (("init", "-q"), ("config", "user.name", "a"), ("config", "user.email", "a@b")):
         subprocess.run(["git", *command], cwd=configured, check=True)
     subprocess.run(["git", "commit", "-qm", "x", "--allow-empty"], cwd=configured, check=True)
-    revision = run(*shard, "--against", "HEAD", "--baseline=", cwd=configured)
+    revision = invoke(*shard, "--against", "HEAD", "--baseline=", cwd=configured)
     assert revision.returncode == 2
     (configured / "hlo-audit.toml").unlink()
-    revision = run(*shard, "dumps/a", "--against", "HEAD", cwd=configured)
+    revision = invoke(*shard, "dumps/a", "--against", "HEAD", cwd=configured)
     assert_refused(revision, "not compared with a revision")
-    merged = run("merge", "x.json", "--against", "HEAD", cwd=configured)
+    merged = invoke("merge", "x.json", "--against", "HEAD", cwd=configured)
     assert_refused(merged, "--against HEAD is no JSON report")
-    assert_refused(run("check", "dumps/a", "--shard", "3/2", cwd=configured), "--shard 3/2")
-    timings = run("check", "dumps/a", "--timings", "x.json", cwd=configured)
+    assert_refused(invoke("check", "dumps/a", "--shard", "3/2", cwd=configured), "--shard 3/2")
+    timings = invoke("check", "dumps/a", "--timings", "x.json", cwd=configured)
     assert_refused(timings, "--timings is for --shard")
-    written = run("merge", "dumps/a.json", "--output", "dumps/broken.hlo", cwd=configured)
+    written = invoke("merge", "dumps/a.json", "--output", "dumps/broken.hlo", cwd=configured)
     assert_refused(written, "there is no report dumps/a.json")
     shutil.copy(configured / "dumps" / "broken.hlo", configured / "r.json")
-    over = run("merge", "r.json", "--output", "json=r.json", cwd=configured)
+    over = invoke("merge", "r.json", "--output", "json=r.json", cwd=configured)
     assert_refused(over, "r.json is what is read")
 
 
@@ -786,7 +788,7 @@ def test_a_report_of_real_dumps_is_read_back_to_the_letter(
     folders.append(dumps("lm_head_platforms") / "gpu-h100-explicit")
     path = tmp_path / "report.json"
     options = ("--introduced-by", "--output", f"json={path}", "--quiet")
-    done = run("check", *folders, *options, cwd=tmp_path)
+    done = invoke("check", *folders, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     stored = read_stored(path, ALL_RULES)
     audits = audit_subjects([Recorded(folder) for folder in folders], ALL_RULES, introduced_by=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_line import run
+from command_line import invoke
 from hlo_audit.suppressions import find_comments
 
 TOP = Path(__file__).parent
@@ -70,7 +70,7 @@ def repository(folder: Path, source: str = SOURCE, *, second: bool = True) -> Pa
 
 
 def check(folder: Path, *arguments: str) -> dict[str, Any]:
-    result = run(
+    result = invoke(
         "check", "step.txt", "--select", "HLA002", "--format", "json", *arguments, cwd=folder
     )
     report: dict[str, Any] = json.loads(result.stdout)
@@ -157,9 +157,9 @@ def test_a_comment_without_a_use_is_reported_and_fails_where_strict(tmp_path: Pa
     assert "src/layers.py:9: suppresses nothing: no HLA002" in str(report["gate"]["notices"])
     assert report["exit code"] == 0
     assert check(folder, "--strict")["exit code"] == 1
-    assert "suppresses nothing" in run("check", "step.txt", cwd=folder).stdout
+    assert "suppresses nothing" in invoke("check", "step.txt", cwd=folder).stdout
     # Not known, where the rule is not applied.
-    other = run("check", "step.txt", "--ignore", "HLA002", "--strict", cwd=folder)
+    other = invoke("check", "step.txt", "--ignore", "HLA002", "--strict", cwd=folder)
     assert other.returncode == 0
     assert kinds(check(repository(tmp_path, source), "--strict")) == []
 
@@ -235,7 +235,9 @@ def test_one_finding_is_suppressed_by_its_fingerprint(tmp_path: Path) -> None:
 def test_a_baseline_does_not_hold_what_is_suppressed(tmp_path: Path) -> None:
     source = with_comment(2, "# hlo-audit: ignore[HLA002] kept turned")
     folder = repository(tmp_path, source)
-    written = run("check", "step.txt", "--baseline", "known.json", "--update-baseline", cwd=folder)
+    written = invoke(
+        "check", "step.txt", "--baseline", "known.json", "--update-baseline", cwd=folder
+    )
     assert written.returncode == 0, written.stderr
     assert json.loads((folder / "known.json").read_text())["entries"][0]["findings"] == []
     report = check(repository(tmp_path), "--baseline", "known.json")
@@ -248,7 +250,7 @@ def test_sarif_and_text_say_what_is_suppressed(tmp_path: Path) -> None:
     (folder / "hlo-audit.toml").write_text(
         "select = ['HLA002']\n[[suppress]]\nrule = 'HLA002'\nop-name = '*/sin'\nreason = 'why'\n"
     )
-    log = json.loads(run("check", "step.txt", "--format", "sarif", cwd=folder).stdout)
+    log = json.loads(invoke("check", "step.txt", "--format", "sarif", cwd=folder).stdout)
     schema = json.loads((TOP / "data" / "sarif-schema-2.1.0.json").read_text())
     jsonschema.Draft7Validator(schema).validate(log)
     results = log["runs"][0]["results"]
@@ -256,19 +258,19 @@ def test_sarif_and_text_say_what_is_suppressed(tmp_path: Path) -> None:
     found = {(s["kind"], s["justification"]) for r in results for s in r["suppressions"]}
     assert found <= {("inSource", "kept turned"), ("external", "why")}
     assert ("external", "why") in found
-    text = run("check", "step.txt", cwd=folder).stdout
+    text = invoke("check", "step.txt", cwd=folder).stdout
     assert "2 suppressed" in text
     assert "is copied" not in text
     for format_ in ("junit", "markdown", "github"):
-        shown = run("check", "step.txt", "--format", format_, cwd=folder).stdout
+        shown = invoke("check", "step.txt", "--format", format_, cwd=folder).stdout
         assert "is copied" not in shown
 
 
 def test_a_strict_failure_is_told_in_every_format(tmp_path: Path) -> None:
     folder = repository(tmp_path, with_comment(2, "# hlo-audit: ignore[HLA002]"))
     for format_ in ("text", "sarif", "junit", "markdown", "github"):
-        result = run("check", "step.txt", "--strict", "--format", format_, cwd=folder)
+        result = invoke("check", "step.txt", "--strict", "--format", format_, cwd=folder)
         assert result.returncode == 1
         assert "gives no reason" in result.stdout
-    junit = run("check", "step.txt", "--strict", "--format", "junit", cwd=folder).stdout
+    junit = invoke("check", "step.txt", "--strict", "--format", "junit", cwd=folder).stdout
     assert '<failure type="bad-suppression"' in junit
