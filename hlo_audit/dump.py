@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, NoReturn, cast
 
 from hlo_audit.errors import DumpError
 from hlo_audit.hlo import Memo, Module, parse_module
+from hlo_audit.hlo.collector import collect
 from hlo_audit.manifest import Manifest, read_manifest
 from hlo_audit.own_json import kind_of_text
 from hlo_audit.serialised import text_of_proto
@@ -191,9 +192,13 @@ class ModuleDump:
         Raises:
             DumpError, ParseError: as :meth:`Snapshot.read`.
         """
-        memo = Memo()
+        memo, most = Memo(), 0
         for snapshot in self.snapshots:
             yield snapshot, snapshot.read(memo)
+            most = max(most, memo.size)
+            if memo.dropped > most:  # or the largest snapshot would not bound the memory
+                collect()
+                memo.dropped = 0
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ the time, and memory for each byte of a text is bounded."""
 
 from __future__ import annotations
 
+import gc
 import io
 import shutil
 import time
@@ -14,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from hlo_audit.diff import diff_subjects
-from hlo_audit.dump import read_module
+from hlo_audit.dump import read_dump, read_module
 from hlo_audit.errors import HloAuditError
 from hlo_audit.gate import judge
 from hlo_audit.history import read_histories
-from hlo_audit.hlo import Memo, parse_module
+from hlo_audit.hlo import Memo, Module, parse_module
 from hlo_audit.program import Recorded
 from hlo_audit.program_audit import audit_recorded
 from hlo_audit.report import Report
@@ -372,3 +373,24 @@ def test_a_snapshot_takes_memory_in_proportion(dumps: Callable[[str], Path]) -> 
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 8 * path.stat().st_size
+
+
+def test_the_largest_snapshot_bounds_the_memory_of_a_dump(dumps: Callable[[str], Path]) -> None:
+    (dump,) = read_dump(dumps("llama2_auto_fsdp4")).modules
+
+    def look_at(module: Module) -> None:
+        for computation in module.computations.values():
+            assert computation.users_of(computation.root) == ()
+
+    largest = max(dump.snapshots, key=lambda snapshot: snapshot.path.stat().st_size)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        look_at(largest.read())
+        peak_of_one = tracemalloc.get_traced_memory()[1]
+        for _, module in dump.read_all():
+            look_at(module)
+        peak_of_all = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_of_all < 2.5 * peak_of_one

@@ -1,5 +1,5 @@
-"""Sparing Python's garbage collector graphs that grow: it would walk them again and again, and
-nothing of them is garbage."""
+"""When Python's garbage collector looks at the graphs of modules: not while they grow, as it would
+walk them again and again and nothing of them is garbage, but once enough of them is done with."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def collect() -> None:
+    """Collect what refers to itself only, unless nothing is to be collected now."""
+    if gc.isenabled():
+        gc.collect()
 
 
 @contextmanager

@@ -34,11 +34,14 @@ class Memo:
         lines: the line of each, counted from 1.
         entry_name: the name of the one with ``ENTRY`` before it.
         tables: the text of the source tables.
+        size: how many instructions it has.
+        dropped: how many instructions were made of computations that no later snapshot has, so far.
+            They and their computations refer to each other: they stay until they are collected.
     """
 
     __slots__ = (
-        *("_index", "_text", "computations", "entry_name", "lines", "names", "offsets"),
-        *("places", "tables"),
+        *("_index", "_text", "computations", "dropped", "entry_name", "lines", "names", "offsets"),
+        *("places", "size", "tables"),
     )
 
     def __init__(self) -> None:
@@ -49,12 +52,18 @@ class Memo:
         self.offsets: Sequence[int] = (0,)
         self.lines: Sequence[int] = ()
         self.entry_name: str | None = None
+        self.size = self.dropped = 0
         self._index: Mapping[str, int] = {}
 
     def remember(
         self, text: str, module: Module, offsets: Sequence[int], places: Sequence[Place | None]
     ) -> None:
         """Take this snapshot in place of the one before."""
+        kept = set(map(id, module.computations.values()))
+        self.dropped += sum(
+            len(one) for one in self.computations if one.has_instructions and id(one) not in kept
+        )
+        self.size = sum(map(len, module.computations.values()))
         self._text, self.tables = text, module.frame_tables
         self.names = list(module.computations)
         self.computations = list(module.computations.values())

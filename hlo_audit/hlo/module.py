@@ -355,6 +355,11 @@ class Computation:
         return self._by_name
 
     @property
+    def has_instructions(self) -> bool:
+        """Whether they were made."""
+        return self._by_name is not None
+
+    @property
     def root(self) -> Instruction:
         """The instruction whose value it returns."""
         return self.instructions[self._root_index]
