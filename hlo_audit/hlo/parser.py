@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from hlo_audit.errors import ParseError
@@ -55,7 +56,7 @@ _SPACE = re.compile(r"(?:\s++|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
 _STRAY_INSTRUCTION = re.compile(r"\n[^\S\n]*+(?:ROOT\s++)?%?[\w.-]++\s*+=")
 
 # Printed before every fifth operand.
-_INDEX_COMMENT = re.compile(r"^/\*index=\d++\*/")
+_INDEX_COMMENT = re.compile(r"/\*index=\d++\*/")
 
 # The parentheses of these hold a number or a literal.
 _NO_OPERANDS = frozenset({"parameter", "constant"})
@@ -496,6 +497,14 @@ class _Assembly:
                 self._resolve(row[OPERANDS])
 
     def _resolve(self, operand_text: str) -> tuple[str, ...]:
+        """As :func:`_resolve_operands`."""
+        if not operand_text:
+            return ()
+        if "#" not in operand_text:
+            names = self._names
+            with suppress(KeyError):
+                operands = _INDEX_COMMENT.sub("", operand_text).split(", ")
+                return tuple([names[operand] for operand in operands])
         # In most computations no row is needed by its name: they are gone through when one is.
         self._by_name.update((row[NAME], row) for row in self.rows[self._gone_through :])
         self._gone_through = len(self.rows)
@@ -550,10 +559,10 @@ def _resolve_operands(text: str, defined: Mapping[str, Row]) -> tuple[str, ...]:
 def _resolve_compact_operands(text: str, defined: Mapping[str, Row]) -> tuple[str, ...] | None:
     """``%a#1, /*index=5*/%b``, the common ones of the other forms; ``None`` for any other."""
     resolved = []
-    for item in text.split(", "):
+    for item in _INDEX_COMMENT.sub("", text).split(", "):
         operand = defined.get(item)
         if operand is None:
-            name, sharp, element = _INDEX_COMMENT.sub("", item).partition("#")
+            name, sharp, element = item.partition("#")
             operand = defined.get(name)
             if operand is None:
                 return None
