@@ -89,12 +89,7 @@ def annotations_of(computation: Computation) -> Iterator[Instruction]:
 
 def is_annotation(instruction: Instruction) -> bool:
     """Whether an instruction is a call to ``Sharding``."""
-    # A look at the text spares the parsing of every other custom call's attributes.
-    return (
-        _TARGET in instruction.attribute_text
-        and instruction.custom_call_target == "Sharding"
-        and bool(instruction.operands)
-    )
+    return instruction.custom_call_target == "Sharding" and bool(instruction.operands)
 
 
 def _finding(

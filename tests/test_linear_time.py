@@ -375,6 +375,21 @@ def test_a_snapshot_takes_memory_in_proportion(dumps: Callable[[str], Path]) -> 
     assert peak_bytes < 8 * path.stat().st_size
 
 
+def test_modules_that_were_looked_at_do_not_pile_up() -> None:
+    text = chain("copy")(2_000)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        peaks = []
+        for _ in range(120):
+            module = parse_module(text)
+            assert module.entry.root.operands
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[-1] < 40 * peaks[0]
+
+
 def test_the_largest_snapshot_bounds_the_memory_of_a_dump(dumps: Callable[[str], Path]) -> None:
     (dump,) = read_dump(dumps("llama2_auto_fsdp4")).modules
 

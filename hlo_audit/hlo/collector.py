@@ -17,15 +17,7 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            _count_as_old()
             gc.enable()
-
-
-def _count_as_old() -> None:
-    """Put all there is into the oldest generation, as if it had been looked at: no object is."""
-    if gc.get_freeze_count() == 0:  # what somebody froze stays frozen
-        gc.freeze()
-        gc.unfreeze()
 
 
 def collect() -> None:
