@@ -156,22 +156,18 @@ class _Reader:
     def read_computation(self, position: int) -> int:
         """Read one computation, or step over some that are known; return where they end."""
         # The ones expected are tried first: they are found without a look at their headers.
-        before = self.before
-        if before.names:
-            end = self.step_over_known(position, self.expected)
-            if end is not None:
-                return end
+        if self.before.names and (end := self.step_over_known(position, self.expected)) is not None:
+            return end
         header = _PLAIN_HEADER.match(self.text, position) or _COMPUTATION.match(self.text, position)
         if header is None:
             self.fail("the header of a computation is expected here", position)
         name, is_entry = header[2], header[1] is not None
-        if before.names:
-            place_before = before.index_of(name)
-            if place_before is not None:
-                end = self.step_over_known(position, place_before)
-                if end is not None:
-                    return end
-                self.expected = place_before + 1
+        place_before = self.before.index_of(name)
+        if place_before is not None:
+            end = self.step_over_known(position, place_before)
+            if end is not None:
+                return end
+            self.expected = place_before + 1
         if name in self.computations:
             self.fail(f"a second computation is called {name}", position)
         if is_entry:
