@@ -13,18 +13,13 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
+from drawn_hlo import ODDITIES, Body, Frames, HloModule, Line, Read
 from fuzz_cases import tried
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo import Memo, Module, parse_module
 from hlo_modules import (
-    ODDITIES,
-    Body,
     Choices,
     Draw,
-    Frames,
-    HloModule,
-    Line,
-    Read,
     draw_array,
     draw_metadata,
     draw_shape,

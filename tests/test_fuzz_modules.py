@@ -12,19 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drawn_hlo import HloModule, Line, Read, assert_read
 from fuzz_cases import Drawn, files_written, hold, run_inside, tried
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo import Memo, Shape, parse_module
-from hlo_modules import (
-    Choices,
-    Draw,
-    HloModule,
-    Line,
-    Read,
-    assert_read,
-    modules,
-    unused,
-)
+from hlo_modules import Choices, Draw, modules, unused
 
 
 def test_a_drawn_module_is_read_as_it_was_drawn(pytestconfig: pytest.Config) -> None:
