@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice, takewhile
 from typing import Any, Literal, get_args
 
@@ -273,9 +274,15 @@ class Rule:
     watch: Watch | None = None
 
 
-def _is_of_the_program(frame: SourceLocation | None) -> bool:
-    """Whether a frame belongs to what was traced, not to the code of ours that traced it."""
-    return frame is not None and not frame.file.endswith(_TRACERS)
+# Many instructions are traced by few lines.
+@lru_cache(maxsize=1 << 10)
+def _source_and_callers(
+    stack: tuple[SourceLocation, ...],
+) -> tuple[SourceLocation | None, tuple[SourceLocation, ...]]:
+    """The innermost frame, and those around it that are of the program that was traced: not of the
+    code of ours that traced it."""
+    callers = takewhile(lambda frame: not frame.file.endswith(_TRACERS), stack[1:])
+    return (stack[0] if stack else None), tuple(islice(callers, MOST_FRAMES))
 
 
 class Context:
@@ -328,8 +335,7 @@ class Context:
         """
         charged = charged_to or (instruction,)
         stacks = ((charged_in or module).frames(one) for one in charged)
-        source, *callers = next((stack for stack in stacks if stack), (None,))
-        callers = list(islice(takewhile(_is_of_the_program, callers), MOST_FRAMES))
+        source, callers = _source_and_callers(next((stack for stack in stacks if stack), ()))
         return Finding(
             rule=self._rule.code,
             slug=self._rule.slug,
@@ -344,7 +350,7 @@ class Context:
             estimated_cycles=instruction.estimated_cycles,
             op_name=next((one.op_name for one in charged if one.op_name), ""),
             source=source,
-            stack=tuple(callers),
+            stack=callers,
             details=details,
             fixes=fixes,
             traffic=traffic_of(module, instruction, element),

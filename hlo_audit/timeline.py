@@ -334,18 +334,20 @@ class PerComputation:
 
     def total(self, module: Module) -> Counter[_Key]:
         """What is found in all computations of a module."""
-        computations = list(module.computations.values())
-        if computations == self._of:
+        before, self._of = self._of, list(module.computations.values())
+        if self._of == before:
             return self._sum
-        known = {one: self._known.get(one) for one in computations}
-        self._known = {
-            one: self._find(one) if found is None else found for one, found in known.items()
-        }
-        self._of, self._sum = computations, Counter()
-        for found in self._known.values():
-            if found:
-                self._sum.update(found)
-        return self._sum
+        total = self._sum = self._sum.copy()
+        known = self._known
+        for gone in set(before).difference(self._of):
+            total.subtract(known.pop(gone))
+        for new in self._of:
+            if new not in known:
+                known[new] = found = self._find(new)
+                total.update(found)
+        for key in [key for key, count in total.items() if not count]:
+            del total[key]
+        return total
 
 
 def _tally_opcodes(passes: Passes, names: Sequence[str]) -> dict[str, _Tally]:
@@ -362,14 +364,15 @@ def _tally_opcodes(passes: Passes, names: Sequence[str]) -> dict[str, _Tally]:
     counted = PerComputation(find)
     tallies = {name: _Tally() for name in names}
     previous: Counter[_Key] | None = None
+    here: dict[str, Counter[_Key]] = {}
     for module in passes.modules:
         total = counted.total(module)
+        if total is not previous:
+            here = {name: Counter[_Key]() for name in names}
+            for key, count in total.items():
+                here[key[0]][key] = count
         for name, tally in tallies.items():
-            if total is previous:  # nothing has changed
-                tally.counts.append(tally.counts[-1])
-            else:
-                here = {key: count for key, count in total.items() if key[0] == name}
-                tally.counts.append(Counter(here))
+            tally.counts.append(here[name])
         previous = total
     return tallies
 

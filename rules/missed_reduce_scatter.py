@@ -87,11 +87,12 @@ def seen(module: Module, context: Context) -> Iterator[Value]:
 
 
 def _scattered(module: Module, context: Context) -> Iterator[Scattered]:
+    least = context.option("min_bytes")
     for instruction in module.of_opcodes(_ALL_REDUCES):
-        if is_reduce_scatter(module, instruction):
+        if instruction.shape.logical_bytes < least or is_reduce_scatter(module, instruction):
             continue
         for value in _reduced_values(instruction):
-            if value.shape.logical_bytes < context.option("min_bytes"):
+            if value.shape.logical_bytes < least:
                 continue
             slices = _slices(module, value)
             groups = instruction.replica_groups(module.device_count) if slices else None

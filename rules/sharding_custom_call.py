@@ -89,7 +89,7 @@ def annotations_of(computation: Computation) -> Iterator[Instruction]:
 
 def is_annotation(instruction: Instruction) -> bool:
     """Whether an instruction is a call to ``Sharding``."""
-    return instruction.custom_call_target == "Sharding" and bool(instruction.operands)
+    return instruction.custom_call_target == "Sharding" and instruction.operand_count > 0
 
 
 def _finding(
@@ -98,7 +98,8 @@ def _finding(
     call: Instruction,
     shardings: dict[Instruction, Sharding],
 ) -> Finding:
-    details: dict[str, Detail] = {"sharding": call.sharding.text if call.sharding else None}
+    sharding = shardings.get(call)
+    details: dict[str, Detail] = {"sharding": sharding.text if sharding else None}
     severity: Severity = "note"
     fixes: tuple[str, ...] = ()
     dot = _dot_before(call)
@@ -108,9 +109,9 @@ def _finding(
         kind, severity = "between-dot-and-transpose", "warning"
         fixes = ("kernel-order-grad", "vocab-embed")
         details |= {"dot": dot.name, "transpose": transpose.name}
-    elif before is None or call.sharding is None:
+    elif before is None or sharding is None:
         kind = "annotates"
-    elif _same(before, call.sharding):
+    elif _same(before, sharding):
         kind = "repeats-operand"
     else:
         kind = "reshards"
@@ -160,8 +161,9 @@ def _known_shardings(computation: Computation) -> dict[Instruction, Sharding]:
             instruction.opcode == "broadcast" and constants.issuperset(instruction.operands)
         ):
             constants.add(instruction)
-        if instruction.sharding is not None:
-            known[instruction] = instruction.sharding
+        sharding = instruction.sharding
+        if sharding is not None:
+            known[instruction] = sharding
         elif instruction.opcode in _ELEMENTWISE and not known.keys().isdisjoint(
             instruction.operands
         ):

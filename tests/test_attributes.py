@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,10 @@ from hlo_audit.hlo.attributes import (
     CALLING_ATTRIBUTES,
     parse_computation_names,
     parse_integers,
+    parse_operands,
     parse_replica_groups,
     parse_sharding,
+    split_attributes,
 )
 from hlo_audit.hlo.scan import Unbalanced, split_items
 
@@ -89,6 +92,54 @@ def test_nesting_of_any_depth_is_split_as_by_hand(text: str) -> None:
     except Unbalanced:
         items = None
     assert items == split_by_hand(text)
+
+
+ATTRIBUTE_TEXT = st.tuples(
+    st.sampled_from([", ", ",", ",  ", ",\n", " "]),
+    st.sampled_from(["a", "b.c-d", "_", "1a", "a b", ""]),
+    st.sampled_from(["=", " = ", "= ", ""]),
+    st.lists(NESTED, max_size=3).map("".join) | st.text('{}()[]",\n\\a ', max_size=6),
+).map("".join)
+
+
+@given(st.lists(ATTRIBUTE_TEXT, max_size=4).map("".join))
+@example(", sharding={mesh['x'=2], [{'x'}, {}]}, metadata={op_name=\"a\"}")
+@example(", a=b ")
+@example(", a=b\n, c=d")
+@example(", a={b}c, a=")
+@example(", a={[b}]}, c=d")
+@example(", a=b, c={{{{}}}}, d=e,")
+def test_attributes_are_the_items_by_their_names(text: str) -> None:
+    items = split_by_hand(text.lstrip(", \n"))
+    expected = {}
+    for item in items or ():
+        name, equals, value = item.partition("=")
+        is_named = equals and re.fullmatch(r"[A-Za-z_][\w.-]*\s*", name)
+        expected[name.rstrip() if is_named else ""] = value.lstrip() if is_named else item
+    if items is None:
+        expected = {"": text.strip(", \n")}
+    assert split_attributes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "operands"),
+    [
+        ("%a", [("a", ())]),
+        ("%a, %b.1#2, /*index=5*/%c#0#3", [("a", ()), ("b.1", (2,)), ("c", (0, 3))]),
+        ("f32[8]{0} %a, (f32[], s32[]) %b#1", [("a", ()), ("b", (1,))]),
+        ("%a,%b , c", [("a", ()), ("b", ()), ("c", ())]),
+        ("/* of %x, y */ %a", [("a", ())]),
+        ("%a#01", [("a", (1,))]),
+    ],
+)
+def test_operands_are_read_in_any_form(text: str, operands: list[tuple[str, object]]) -> None:
+    assert parse_operands(text) == operands
+
+
+@pytest.mark.parametrize("text", ["%a, ", ", %a", "%a#", "%a#b", "%a#-1", f"%a#{10**20}", "%", ""])
+def test_operands_of_no_known_form_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"operand|element"):
+        parse_operands(text)
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def test_modules_that_were_looked_at_do_not_pile_up() -> None:
         peaks = []
         for _ in range(120):
             module = parse_module(text)
-            assert module.entry.root.operands
+            assert sum(len(one.operands) for one in module.instructions) > 1_000
             peaks.append(tracemalloc.get_traced_memory()[1])
     finally:
         tracemalloc.stop()
@@ -394,8 +394,8 @@ def test_the_largest_snapshot_bounds_the_memory_of_a_dump(dumps: Callable[[str],
     (dump,) = read_dump(dumps("llama2_auto_fsdp4")).modules
 
     def look_at(module: Module) -> None:
-        for computation in module.computations.values():
-            assert computation.users_of(computation.root) == ()
+        for instruction in module.instructions:
+            assert all(instruction in operand.users for operand in instruction.operands)
 
     largest = max(dump.snapshots, key=lambda snapshot: snapshot.path.stat().st_size)
     gc.collect()

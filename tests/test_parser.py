@@ -864,6 +864,24 @@ def touch(module: Module) -> int:
     return count
 
 
+def test_the_readers_of_few_are_found_as_those_of_all() -> None:
+    text = entry(
+        "%p = f32[] parameter(0)",
+        *(f"%a{n} = f32[] add(%p, %{f'a{n - 1}' if n else 'p'})" for n in range(8)),
+        "%t = (f32[], f32[]) tuple(%p, %a7)",
+    )
+    for asked in (1, 9):
+        e = parse_module(text).entry
+        names = ["p", *(f"a{n}" for n in range(8))][-asked:]
+        found = {name: [(user.name, number) for user, number in e[name].uses()] for name in names}
+        assert found["a7"] == [("t", 1)]
+        assert all(e[name].users == (e[f"a{n + 1}"],) for n, name in enumerate(names[1:-1]))
+    assert found["p"] == [("a0", 0), ("a0", 1), *((f"a{n}", 0) for n in range(1, 8)), ("t", 0)]
+    assert e.made_count == len(e)
+    assert [one.name for one in e["p"].users] == [*(f"a{n}" for n in range(8)), "t"]
+    assert e["a3"] is e.instructions[4] is e["a4"].operands[1]
+
+
 def test_a_whole_real_module_can_be_touched(dumps: Dumps) -> None:
     text = snapshot(dumps, "lm_head_versions/jax-0.12.0-auto", "after_optimizations.txt")
     assert touch(parse_module(text)) == text.count("\n  %") + text.count("\n  ROOT %") > 100

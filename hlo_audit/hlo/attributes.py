@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from hlo_audit.hlo.scan import Unbalanced, end_of_item, split_items
+from hlo_audit.hlo.scan import PLAIN_ITEM, Unbalanced, end_of_item, split_items
 
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.-]*+)\s*+=\s*+(.*)", re.DOTALL)
+# How XLA prints nearly all; what does not match is read with care.
+_PLAIN_ATTRIBUTE = re.compile(
+    rf" ?+([A-Za-z_][\w.-]*+)=(?!\s)({PLAIN_ITEM})(?<!\s)(?=,|\Z)", re.DOTALL
+).match
 _METADATA = re.compile(
     r'(?<![a-z_])([a-z_]++)=("(?:[^"\\]++|\\.)*+"|\{[^{}]*+\}|[^\s{}"]++)', re.DOTALL
 )
@@ -26,8 +30,13 @@ _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 # A comment that is not closed takes the rest: were it left, each "/*" would be read to the end.
 COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
+_SHORT = 1000
 _BACKEND_CONFIG = ", backend_config={"
 _BRACKET = re.compile(r"[(\[{\"]")
+# How XLA prints nearly all operands.
+_PLAIN_OPERAND = r"(?:/\*index=[0-9]++\*/)?+%([\w.-]++)((?:#[0-9]{1,18})*+)"
+_PLAIN_OPERANDS = re.compile(rf"{_PLAIN_OPERAND}(?:, {_PLAIN_OPERAND})*+").fullmatch
+_EACH_PLAIN_OPERAND = re.compile(_PLAIN_OPERAND).findall
 _COMPUTATION_NAME = re.compile(r"%?([\w.-]++)")
 _AXIS = re.compile(r"'([^']*+)'(?::\((\d++)\)(\d++))?")
 _AXIS_SIZE = re.compile(r"'([^']*+)'=(\d++)")
@@ -93,16 +102,24 @@ def split_attributes(text: str) -> dict[str, str]:
     The last of two equal names wins. What is no ``name=value`` goes under ``""``.
     """
     attributes: dict[str, str] = {}
-    try:
-        items = split_items(text, start=len(text) - len(text.lstrip(", \n")))
-    except Unbalanced:
-        return {"": text.strip(", \n")}
-    for item in items:
-        match = _ATTRIBUTE.fullmatch(item)
+    end = len(text)
+    start = end - len(text.lstrip(", \n"))
+    while start < end:
+        match = _PLAIN_ATTRIBUTE(text, start)
+        if match is not None:
+            stop = match.end()
+        else:
+            try:
+                stop = end_of_item(text, start, end, ",")
+            except Unbalanced:
+                return {"": text.strip(", \n")}
+            item = text[start:stop].strip()
+            match = _ATTRIBUTE.fullmatch(item)
         if match is None:
             attributes[""] = item
         else:
             attributes[match[1]] = match[2]
+        start = stop + 1
     return attributes
 
 
@@ -154,6 +171,11 @@ def parse_operands(text: str) -> list[tuple[str, tuple[int, ...]]]:
     Raises:
         ValueError: for an operand without a name, an index that is none, or an open bracket.
     """
+    if _PLAIN_OPERANDS(text):
+        return [
+            (name, tuple(map(int, index[1:].split("#"))) if index else ())
+            for name, index in _EACH_PLAIN_OPERAND(text)
+        ]
     text = COMMENT.sub("", text)
     # No bracket: the commas are those between operands, and nothing needs to be balanced.
     items = split_items(text) if _BRACKET.search(text) else text.split(",")
@@ -176,6 +198,12 @@ def parse_computation_names(text: str) -> tuple[str, ...]:
 
 def called_names(text: str) -> tuple[str, ...]:
     """The names of the computations that an instruction with the attributes ``text`` calls."""
+    # One snapshot has what the one before had: a kernel is too large to be kept for that.
+    return _called_names(text) if len(text) < _SHORT else _called_names.__wrapped__(text)
+
+
+@lru_cache(maxsize=1 << 13)
+def _called_names(text: str) -> tuple[str, ...]:
     plain = _PLAIN_CALL(text)
     if plain is not None and not _may_call(text[plain.end() :]):
         return (plain[1],)
@@ -242,6 +270,7 @@ def parse_backend_config(text: str) -> Mapping[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
+@lru_cache(maxsize=1 << 8)
 def parse_replica_groups(text: str, device_count: int) -> tuple[tuple[int, ...], ...]:
     """Read replica groups in any printed form; ``{}`` is one group of all devices.
 

@@ -70,8 +70,6 @@ def spared_by_exchange(transpose: Instruction) -> Chain | None:
     """
     if transpose.opcode != "transpose" or not transpose.operands:
         return None
-    if sorted(transpose.dimensions) != list(range(transpose.shape.rank)):
-        return None
     between: list[Instruction] = []
     value = transpose.operands[0]
     for _ in range(_LONGEST_CHAIN):
@@ -91,6 +89,8 @@ def spared_by_exchange(transpose: Instruction) -> Chain | None:
         between.append(value)
         value = whole[0]
     if value.opcode != "dot" or not swaps_operands(value, transpose.dimensions):
+        return None
+    if len(transpose.dimensions) != transpose.shape.rank:
         return None
     return Chain(value, tuple(reversed(between)), transpose)
 

@@ -60,9 +60,7 @@ class Memo:
     ) -> None:
         """Take this snapshot in place of the one before."""
         kept = set(map(id, module.computations.values()))
-        self.dropped += sum(
-            len(one) for one in self.computations if one.has_instructions and id(one) not in kept
-        )
+        self.dropped += sum(one.made_count for one in self.computations if id(one) not in kept)
         self.size = sum(map(len, module.computations.values()))
         self._text, self.tables = text, module.frame_tables
         self.names = list(module.computations)

@@ -31,6 +31,9 @@ _Found = TypeVar("_Found")
 _FEW_OPERANDS = 8
 _FEW_USES = 32
 
+# Of a computation whose readers are asked for oftener than this, all of them are looked up at once.
+_FEW_QUESTIONS = 4
+
 # The compiler's marker for a cost that it does not know is close to the largest int64.
 _UNKNOWN_CYCLES = 1e18
 
@@ -94,7 +97,7 @@ READS: Final = 7
 class Instruction:
     """One instruction; equal only to itself."""
 
-    # A large module has 100,000 of them: few slots, and no __init__; see Computation.instructions.
+    # A large module has 100,000 of them: few slots, and no __init__; see Computation._make.
     __slots__ = (
         *("_attributes", "_computation", "_index", "_operands", "_row"),
         "_wide_operand_values",
@@ -103,7 +106,7 @@ class Instruction:
     _attributes: dict[str, str]
     _computation: Computation
     _index: int
-    _operands: tuple[Instruction, ...]
+    _operands: tuple[Instruction, ...] | None
     _row: Row
     _wide_operand_values: tuple[Value, ...]
 
@@ -138,12 +141,20 @@ class Instruction:
     @property
     def operands(self) -> tuple[Instruction, ...]:
         """The instructions that it reads, in order."""
-        return self._operands
+        operands = self._operands
+        if operands is None:
+            operands = self._operands = self._computation._of_names(self._row[READS])
+        return operands
+
+    @property
+    def operand_count(self) -> int:
+        """How many operands it has; makes none of them."""
+        return len(self._row[READS])
 
     @property
     def operand_values(self) -> tuple[Value, ...]:
         """The operands with the tuple element that each reads (``%fusion.3#1``)."""
-        if len(self._operands) <= _FEW_OPERANDS:
+        if len(self._row[READS]) <= _FEW_OPERANDS:
             return self._make_operand_values()
         # The tuple of a loop has thousands, and is asked for each of them.
         try:
@@ -159,13 +170,12 @@ class Instruction:
         return self.operand_values[number].tuple_index
 
     def _make_operand_values(self) -> tuple[Value, ...]:
-        if "#" not in self._row[OPERANDS] or not self._operands:
-            return tuple(map(Value, self._operands))
+        operands, text = self.operands, self._row[OPERANDS]
+        if "#" not in text or not operands:
+            return tuple(map(Value, operands))
         return tuple(
             Value(operand, index)
-            for operand, (_, index) in zip(
-                self._operands, read.parse_operands(self._row[OPERANDS]), strict=True
-            )
+            for operand, (_, index) in zip(operands, read.parse_operands(text), strict=True)
         )
 
     @property
@@ -297,27 +307,31 @@ class Instruction:
 class Computation:
     """A computation: its instructions, in the order of the text; equal only to itself.
 
-    The parser leaves a row for each instruction. The instructions themselves are made when they
-    are first asked for, as most computations of a dump are never looked at.
+    The parser leaves a row for each instruction. An instruction itself is made when it is first
+    asked for, as most of a dump is never looked at.
     """
 
     __slots__ = (
-        *("_name", "_rows", "_root_index", "_by_name"),
-        *("_instructions", "_users", "_uses", "_element_uses", "_parameters", "_calls", "_places"),
+        *("_name", "_rows", "_root_index", "_made", "_all", "_indices", "_places", "_calls"),
+        *("_parameters", "_questions", "_readers", "_users", "_uses"),
+        "_element_uses",
     )
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._rows: Sequence[Row] = ()
         self._root_index = -1
-        self._by_name: Mapping[str, Instruction] | None = None
-        self._instructions: tuple[Instruction, ...] | None = None
-        self._users: tuple[tuple[Instruction, ...], ...] | None = None
-        self._calls: tuple[tuple[str, Call], ...] | None = None
-        self._uses: tuple[tuple[tuple[Instruction, int], ...], ...] | None = None
-        self._element_uses: dict[int, _ElementUses] = {}
-        self._parameters: tuple[Instruction, ...] | None = None
+        self._made: dict[int, Instruction] = {}
+        self._all: tuple[Instruction, ...] | None = None
+        self._indices: Mapping[str, int] | None = None
         self._places: Mapping[str, Sequence[int]] | None = None
+        self._calls: tuple[tuple[str, Call], ...] | None = None
+        self._parameters: tuple[Instruction, ...] | None = None
+        self._questions = 0
+        self._readers: Mapping[str, Sequence[tuple[int, int]]] | None = None
+        self._users: dict[int, tuple[Instruction, ...]] = {}
+        self._uses: dict[int, Sequence[tuple[Instruction, int]]] = {}
+        self._element_uses: dict[int, _ElementUses] = {}
 
     def _complete(self, rows: Sequence[Row]) -> None:
         """Take over what the parser has read: at least one row, each name once, and operands only
@@ -334,35 +348,44 @@ class Computation:
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
-        if self._instructions is None:
-            self._instructions = tuple(self._named.values())
-        return self._instructions
+        if self._all is None:
+            self._all = tuple(map(self._at, range(len(self._rows))))
+        return self._all
 
     @property
-    def _named(self) -> Mapping[str, Instruction]:
-        """The instructions by ``%name``, in order; made here."""
-        if self._by_name is None:
-            made: dict[str, Instruction] = {}
-            new = Instruction.__new__
-            for index, row in enumerate(self._rows):
-                instruction = new(Instruction)
-                instruction._computation = self
-                instruction._index = index
-                instruction._row = row
-                instruction._operands = tuple([made[operand] for operand in row[READS]])
-                made[row[NAME]] = instruction
-            self._by_name = made
-        return self._by_name
+    def made_count(self) -> int:
+        """How many of its instructions were made."""
+        return len(self._made)
+
+    def _make(self, index: int, row: Row) -> Instruction:
+        instruction = self._made[index] = Instruction.__new__(Instruction)
+        instruction._computation = self
+        instruction._index = index
+        instruction._operands = None
+        instruction._row = row
+        return instruction
+
+    def _at(self, index: int) -> Instruction:
+        return self._made.get(index) or self._make(index, self._rows[index])
+
+    def _of_names(self, names: Sequence[str]) -> tuple[Instruction, ...]:
+        """The instructions of these ``%names``."""
+        if not names:
+            return ()
+        indices, at = self._index_of, self._at
+        return tuple([at(indices[name]) for name in names])
 
     @property
-    def has_instructions(self) -> bool:
-        """Whether they were made."""
-        return self._by_name is not None
+    def _index_of(self) -> Mapping[str, int]:
+        """The place of each instruction by its ``%name``."""
+        if self._indices is None:
+            self._indices = {row[NAME]: index for index, row in enumerate(self._rows)}
+        return self._indices
 
     @property
     def root(self) -> Instruction:
         """The instruction whose value it returns."""
-        return self.instructions[self._root_index]
+        return self._at(self._root_index)
 
     @property
     def parameters(self) -> tuple[Instruction, ...]:
@@ -399,29 +422,21 @@ class Computation:
         if holding:
             rows = self._rows
             found = [index for index in found if holding in rows[index][ATTRIBUTES]]
-        return self._at(found)
+        return list(map(self._at, found))
 
     def holding(self, text: str) -> Sequence[Instruction]:
         """Its instructions whose attributes, as printed, hold ``text``, in order; where it has
         none, makes no instructions."""
-        rows = enumerate(self._rows)
-        return self._at([index for index, row in rows if text in row[ATTRIBUTES]])
-
-    def _at(self, indices: Sequence[int]) -> Sequence[Instruction]:
-        instructions = self.instructions if indices else ()
-        return [instructions[index] for index in indices]
+        at = self._at
+        return [at(index) for index, row in enumerate(self._rows) if text in row[ATTRIBUTES]]
 
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
-        if self._users is None:
-            users: list[list[Instruction]] = [[] for _ in self._rows]
-            for user in self.instructions:
-                for operand in user._operands:
-                    readers = users[operand._index]
-                    if not readers or readers[-1] is not user:
-                        readers.append(user)
-            self._users = tuple(map(tuple, users))
-        return self._users[instruction._index]
+        users = self._users.get(instruction._index)
+        if users is None:
+            users = tuple(dict.fromkeys(user for user, _ in self.uses_of(instruction)))
+            self._users[instruction._index] = users
+        return users
 
     @property
     def calls(self) -> Sequence[tuple[str, Call]]:
@@ -442,24 +457,43 @@ class Computation:
     ) -> Sequence[tuple[Instruction, int]]:
         """As :meth:`Instruction.uses`."""
         index = instruction._index
-        if self._uses is None:
-            uses: list[list[tuple[Instruction, int]]] = [[] for _ in self._rows]
-            for user in self.instructions:
-                for number, operand in enumerate(user._operands):
-                    uses[operand._index].append((user, number))
-            self._uses = tuple(map(tuple, uses))
-        if element is None or len(self._uses[index]) <= _FEW_USES:
-            return self._uses[index]
+        uses = self._uses.get(index)
+        if uses is None:
+            at = self._at
+            uses = [(at(user), number) for user, number in self._readers_of(index)]
+            self._uses[index] = uses
+        if element is None or len(uses) <= _FEW_USES:
+            return uses
         # Of a tuple with a reader for each of its elements, one is not looked for among all.
         if index not in self._element_uses:
-            self._element_uses[index] = _ElementUses(self._uses[index])
+            self._element_uses[index] = _ElementUses(uses)
         return self._element_uses[index].of(element)
 
+    def _readers_of(self, index: int) -> Sequence[tuple[int, int]]:
+        """The place of each reader, and which of its operands it is."""
+        name = self._rows[index][NAME]
+        if self._readers is None:
+            self._questions += 1
+            if self._questions <= _FEW_QUESTIONS:
+                return [
+                    (user, number)
+                    for user, row in enumerate(self._rows[index + 1 :], index + 1)
+                    if name in row[READS]
+                    for number, read_name in enumerate(row[READS])
+                    if read_name == name
+                ]
+            readers: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+            for user, row in enumerate(self._rows):
+                for number, read_name in enumerate(row[READS]):
+                    readers[read_name].append((user, number))
+            self._readers = dict(readers)
+        return self._readers.get(name, ())
+
     def __getitem__(self, name: str) -> Instruction:
-        return self._named["%" + name]
+        return self._at(self._index_of["%" + name])
 
     def __contains__(self, name: object) -> bool:
-        return f"%{name}" in self._named
+        return f"%{name}" in self._index_of
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
@@ -483,7 +517,7 @@ class Call(NamedTuple):
 
     @property
     def instruction(self) -> Instruction:
-        return self.computation.instructions[self.place]
+        return self.computation._at(self.place)
 
 
 class _ElementUses:
@@ -550,7 +584,8 @@ class Module:
     def of_opcodes(self, opcodes: Collection[str], holding: str = "") -> Iterator[Instruction]:
         """Every instruction of these opcodes, as :meth:`Computation.of_opcodes`."""
         for computation in self.computations.values():
-            yield from computation.of_opcodes(opcodes, holding)
+            if not computation.places.keys().isdisjoint(opcodes):
+                yield from computation.of_opcodes(opcodes, holding)
 
     def holding(self, text: str) -> Iterator[Instruction]:
         """Every instruction whose attributes hold ``text``, as :meth:`Computation.holding`."""

@@ -22,6 +22,13 @@ def _brackets(inside: str) -> str:
 _INSIDE = rf'[^"{{}}()\[\]]++|{_QUOTED}'
 _SHALLOW = _brackets(f"{_INSIDE}|{_brackets(_INSIDE)}")
 
+# A sharding is three deep: {mesh['x'=2], [{'x'}, {}]}.
+PLAIN_ITEM = (
+    rf'(?:[^"{{}}()\[\],\n]++|{_QUOTED}|\{{(?:{_INSIDE}|{_SHALLOW})*+\}}|{_brackets(_INSIDE)})*+'
+)
+"""A regular expression for an item on one line without deep brackets, up to a comma or what is not
+plain; for DOTALL."""
+
 _PLAIN = re.compile(r'[^"{}()\[\],\n]*+')
 _WHOLE = re.compile(rf'(?:[^"{{}}()\[\],\n]++|{_QUOTED}|{_SHALLOW})*+', re.DOTALL)
 _WHOLE_IN_BRACKETS = re.compile(rf"(?:{_INSIDE}|{_SHALLOW})*+", re.DOTALL)
