@@ -358,6 +358,7 @@ def _tally_opcodes(passes: Passes, names: Sequence[str]) -> dict[str, _Tally]:
         return Counter(
             _key(name, shape)
             for opcode, name in wanted.items()
+            if opcode in computation.places
             for shape in computation.shapes_of(opcode)
         )
 

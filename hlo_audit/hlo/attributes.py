@@ -30,7 +30,11 @@ _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 # A comment that is not closed takes the rest: were it left, each "/*" would be read to the end.
 COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
-_SHORT = 1000
+
+# Most of a snapshot stands in the next one too: what such text is read as is kept, if it is shorter
+# than this. Kernels are too large to be kept for that.
+_SHORT = 2000
+
 _BACKEND_CONFIG = ", backend_config={"
 _BRACKET = re.compile(r"[(\[{\"]")
 # How XLA prints nearly all operands.
@@ -96,11 +100,16 @@ class Sharding:
     text: str
 
 
-def split_attributes(text: str) -> dict[str, str]:
+def split_attributes(text: str) -> Mapping[str, str]:
     """Read ``, name=value, name=value`` into raw values; text that cannot be split is kept whole.
 
     The last of two equal names wins. What is no ``name=value`` goes under ``""``.
     """
+    return _split(text) if len(text) < _SHORT else _split.__wrapped__(text)
+
+
+@lru_cache(maxsize=1 << 12)
+def _split(text: str) -> Mapping[str, str]:
     attributes: dict[str, str] = {}
     end = len(text)
     start = end - len(text.lstrip(", \n"))
@@ -198,7 +207,6 @@ def parse_computation_names(text: str) -> tuple[str, ...]:
 
 def called_names(text: str) -> tuple[str, ...]:
     """The names of the computations that an instruction with the attributes ``text`` calls."""
-    # One snapshot has what the one before had: a kernel is too large to be kept for that.
     return _called_names(text) if len(text) < _SHORT else _called_names.__wrapped__(text)
 
 

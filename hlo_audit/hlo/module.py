@@ -103,7 +103,7 @@ class Instruction:
         "_wide_operand_values",
     )
 
-    _attributes: dict[str, str]
+    _attributes: Mapping[str, str]
     _computation: Computation
     _index: int
     _operands: tuple[Instruction, ...] | None
@@ -328,7 +328,7 @@ class Computation:
         self._calls: tuple[tuple[str, Call], ...] | None = None
         self._parameters: tuple[Instruction, ...] | None = None
         self._questions = 0
-        self._readers: Mapping[str, Sequence[tuple[int, int]]] | None = None
+        self._readers: Mapping[str, Sequence[int]] | None = None
         self._users: dict[int, tuple[Instruction, ...]] = {}
         self._uses: dict[int, Sequence[tuple[Instruction, int]]] = {}
         self._element_uses: dict[int, _ElementUses] = {}
@@ -349,7 +349,13 @@ class Computation:
     @property
     def instructions(self) -> tuple[Instruction, ...]:
         if self._all is None:
-            self._all = tuple(map(self._at, range(len(self._rows))))
+            # Whoever walks through them all is likely to ask for their operands too.
+            made: dict[str, Instruction] = {}
+            for index, row in enumerate(self._rows):
+                instruction = made[row[NAME]] = self._at(index)
+                if instruction._operands is None:
+                    instruction._operands = tuple([made[name] for name in row[READS]])
+            self._all = tuple(made.values())
         return self._all
 
     @property
@@ -432,11 +438,25 @@ class Computation:
 
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
+        if self._all is not None and not self._users:
+            self._users = self._users_of_all(self._all)
         users = self._users.get(instruction._index)
         if users is None:
-            users = tuple(dict.fromkeys(user for user, _ in self.uses_of(instruction)))
+            readers = self._readers_of(instruction._index)[::2]
+            users = tuple(map(self._at, dict.fromkeys(readers)))
             self._users[instruction._index] = users
         return users
+
+    def _users_of_all(
+        self, instructions: Sequence[Instruction]
+    ) -> dict[int, tuple[Instruction, ...]]:
+        users: list[list[Instruction]] = [[] for _ in instructions]
+        for user in instructions:
+            for operand in user.operands:
+                readers = users[operand._index]
+                if not readers or readers[-1] is not user:
+                    readers.append(user)
+        return dict(enumerate(map(tuple, users)))
 
     @property
     def calls(self) -> Sequence[tuple[str, Call]]:
@@ -459,8 +479,8 @@ class Computation:
         index = instruction._index
         uses = self._uses.get(index)
         if uses is None:
-            at = self._at
-            uses = [(at(user), number) for user, number in self._readers_of(index)]
+            readers = self._readers_of(index)
+            uses = list(zip(map(self._at, readers[::2]), readers[1::2], strict=True))
             self._uses[index] = uses
         if element is None or len(uses) <= _FEW_USES:
             return uses
@@ -469,23 +489,24 @@ class Computation:
             self._element_uses[index] = _ElementUses(uses)
         return self._element_uses[index].of(element)
 
-    def _readers_of(self, index: int) -> Sequence[tuple[int, int]]:
-        """The place of each reader, and which of its operands it is."""
+    def _readers_of(self, index: int) -> Sequence[int]:
+        """The place of each reader, each followed by which of its operands it is."""
         name = self._rows[index][NAME]
         if self._readers is None:
             self._questions += 1
             if self._questions <= _FEW_QUESTIONS:
                 return [
-                    (user, number)
+                    place
                     for user, row in enumerate(self._rows[index + 1 :], index + 1)
                     if name in row[READS]
                     for number, read_name in enumerate(row[READS])
                     if read_name == name
+                    for place in (user, number)
                 ]
-            readers: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+            readers: defaultdict[str, list[int]] = defaultdict(list)
             for user, row in enumerate(self._rows):
                 for number, read_name in enumerate(row[READS]):
-                    readers[read_name].append((user, number))
+                    readers[read_name] += user, number
             self._readers = dict(readers)
         return self._readers.get(name, ())
 
