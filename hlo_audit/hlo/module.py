@@ -416,7 +416,7 @@ class Computation:
         return (self._rows[index][SHAPE] for index in self.places.get(opcode, ()))
 
     def of_opcodes(self, opcodes: Collection[str], holding: str = "") -> Sequence[Instruction]:
-        """Its instructions of these opcodes, in order; where it has none, makes no instructions.
+        """Its instructions of these opcodes, in order; makes no others.
 
         Args:
             holding: leave out those whose attributes, as printed, do not hold this text.
@@ -431,8 +431,8 @@ class Computation:
         return list(map(self._at, found))
 
     def holding(self, text: str) -> Sequence[Instruction]:
-        """Its instructions whose attributes, as printed, hold ``text``, in order; where it has
-        none, makes no instructions."""
+        """Its instructions whose attributes, as printed, hold ``text``, in order; makes no
+        others."""
         at = self._at
         return [at(index) for index, row in enumerate(self._rows) if text in row[ATTRIBUTES]]
 
