@@ -196,7 +196,7 @@ class ModuleDump:
         for snapshot in self.snapshots:
             yield snapshot, snapshot.read(memo)
             most = max(most, memo.size)
-            if 2 * memo.dropped > most:  # or the largest snapshot would not bound the memory
+            if memo.dropped > most:  # or the largest snapshot would not bound the memory
                 collect()
                 memo.dropped = 0
 

@@ -66,11 +66,8 @@ def bulk(computation: Computation) -> Bulk:
     element, names, metadata, and layouts (but those that a copy changes).
     """
     found: Bulk = Counter()
-    for instruction in computation.instructions:
-        opcode = instruction.opcode
-        if opcode not in _IN_BULK:
-            continue
-        shape = instruction.shape
+    for instruction in computation.of_opcodes(_IN_BULK):
+        opcode, shape = instruction.opcode, instruction.shape
         if opcode == "while":
             found["while", ""] += 1
             continue

@@ -35,8 +35,8 @@ class Memo:
         entry_name: the name of the one with ``ENTRY`` before it.
         tables: the text of the source tables.
         size: how many instructions it has.
-        dropped: how many instructions were made of computations that no later snapshot has, so far.
-            They and their computations refer to each other: they stay until they are collected.
+        dropped: how many instructions the computations have that no later snapshot has, so far, and
+            that refer to themselves: they stay until they are collected.
     """
 
     __slots__ = (
@@ -60,7 +60,9 @@ class Memo:
     ) -> None:
         """Take this snapshot in place of the one before."""
         kept = set(map(id, module.computations.values()))
-        self.dropped += sum(one.made_count for one in self.computations if id(one) not in kept)
+        self.dropped += sum(
+            len(one) for one in self.computations if one.refers_to_itself and id(one) not in kept
+        )
         self.size = sum(map(len, module.computations.values()))
         self._text, self.tables = text, module.frame_tables
         self.names = list(module.computations)

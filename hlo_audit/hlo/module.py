@@ -363,6 +363,11 @@ class Computation:
         """How many of its instructions were made."""
         return len(self._made)
 
+    @property
+    def refers_to_itself(self) -> bool:
+        """Whether instructions or calls of it were made, which refer to it."""
+        return bool(self._made or self._calls)
+
     def _make(self, index: int, row: Row) -> Instruction:
         instruction = self._made[index] = Instruction.__new__(Instruction)
         instruction._computation = self
