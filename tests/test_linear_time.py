@@ -221,7 +221,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
 def hold_linear(seconds: Callable[[int], float], first: int = 500) -> None:
     """Find a size that takes a moment, and hold twice the size to about twice the time."""
     count, once = first, seconds(first)
-    while once < SHORTEST_SECONDS and count < 1 << 17:
+    while once < SHORTEST_SECONDS and count < 1 << 21:
         count *= 2
         once = seconds(count)
     for _ in range(3):

@@ -11,12 +11,14 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 from hlo_audit.hlo.scan import PLAIN_ITEM, Unbalanced, end_of_item, split_items
+
+_Read = TypeVar("_Read")
 
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.-]*+)\s*+=\s*+(.*)", re.DOTALL)
 # How XLA prints nearly all; what does not match is read with care.
@@ -30,11 +32,8 @@ _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 # A comment that is not closed takes the rest: were it left, each "/*" would be read to the end.
 COMMENT = re.compile(r"/\*(?:[^*]++|\*(?!/))*+(?:\*/)?+")
-
-# Most of a snapshot stands in the next one too: what such text is read as is kept, if it is shorter
-# than this. Kernels are too large to be kept for that.
+# Attributes longer than this are those of kernels: too large to be kept.
 _SHORT = 2000
-
 _BACKEND_CONFIG = ", backend_config={"
 _BRACKET = re.compile(r"[(\[{\"]")
 # How XLA prints nearly all operands.
@@ -100,16 +99,23 @@ class Sharding:
     text: str
 
 
+def _kept_where_short(read: Callable[[str], _Read]) -> Callable[[str], _Read]:
+    """Keep what short attributes are read as: most of a snapshot stands in the next one too."""
+    read_once = lru_cache(maxsize=1 << 12)(read)
+
+    @wraps(read)
+    def read_or_recall(text: str) -> _Read:
+        return read_once(text) if len(text) < _SHORT else read(text)
+
+    return read_or_recall
+
+
+@_kept_where_short
 def split_attributes(text: str) -> Mapping[str, str]:
     """Read ``, name=value, name=value`` into raw values; text that cannot be split is kept whole.
 
     The last of two equal names wins. What is no ``name=value`` goes under ``""``.
     """
-    return _split(text) if len(text) < _SHORT else _split.__wrapped__(text)
-
-
-@lru_cache(maxsize=1 << 12)
-def _split(text: str) -> Mapping[str, str]:
     attributes: dict[str, str] = {}
     end = len(text)
     start = end - len(text.lstrip(", \n"))
@@ -205,13 +211,9 @@ def parse_computation_names(text: str) -> tuple[str, ...]:
     return tuple(_COMPUTATION_NAME.findall(text))
 
 
+@_kept_where_short
 def called_names(text: str) -> tuple[str, ...]:
     """The names of the computations that an instruction with the attributes ``text`` calls."""
-    return _called_names(text) if len(text) < _SHORT else _called_names.__wrapped__(text)
-
-
-@lru_cache(maxsize=1 << 13)
-def _called_names(text: str) -> tuple[str, ...]:
     plain = _PLAIN_CALL(text)
     if plain is not None and not _may_call(text[plain.end() :]):
         return (plain[1],)

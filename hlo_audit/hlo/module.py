@@ -443,25 +443,14 @@ class Computation:
 
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
-        if self._all is not None and not self._users:
-            self._users = self._users_of_all(self._all)
-        users = self._users.get(instruction._index)
-        if users is None:
-            readers = self._readers_of(instruction._index)[::2]
-            users = tuple(map(self._at, dict.fromkeys(readers)))
-            self._users[instruction._index] = users
-        return users
-
-    def _users_of_all(
-        self, instructions: Sequence[Instruction]
-    ) -> dict[int, tuple[Instruction, ...]]:
-        users: list[list[Instruction]] = [[] for _ in instructions]
-        for user in instructions:
-            for operand in user.operands:
-                readers = users[operand._index]
-                if not readers or readers[-1] is not user:
-                    readers.append(user)
-        return dict(enumerate(map(tuple, users)))
+        index = instruction._index
+        if index not in self._users:
+            if self._all is not None:
+                self._users = _users_of_all(self._all)
+            else:
+                readers = self._readers_of(index)[::2]
+                self._users[index] = tuple(map(self._at, dict.fromkeys(readers)))
+        return self._users[index]
 
     @property
     def calls(self) -> Sequence[tuple[str, Call]]:
@@ -544,6 +533,18 @@ class Call(NamedTuple):
     @property
     def instruction(self) -> Instruction:
         return self.computation._at(self.place)
+
+
+def _users_of_all(instructions: Sequence[Instruction]) -> dict[int, tuple[Instruction, ...]]:
+    """The users of each, by its place: whoever walks through a computation asks for most of them,
+    and one by one they take several times as long."""
+    users: list[list[Instruction]] = [[] for _ in instructions]
+    for user in instructions:
+        for operand in user.operands:
+            readers = users[operand._index]
+            if not readers or readers[-1] is not user:
+                readers.append(user)
+    return dict(enumerate(map(tuple, users)))
 
 
 class _ElementUses:

@@ -30,7 +30,7 @@ PLAIN_ITEM = (
 plain; for DOTALL."""
 
 _PLAIN = re.compile(r'[^"{}()\[\],\n]*+')
-_WHOLE = re.compile(rf'(?:[^"{{}}()\[\],\n]++|{_QUOTED}|{_SHALLOW})*+', re.DOTALL)
+_WHOLE = re.compile(PLAIN_ITEM, re.DOTALL)
 _WHOLE_IN_BRACKETS = re.compile(rf"(?:{_INSIDE}|{_SHALLOW})*+", re.DOTALL)
 _STRING = re.compile(_QUOTED, re.DOTALL)
 
