@@ -19,7 +19,9 @@ _ARCHIVES = Path(__file__).parent / "data"
 
 # For the test files to import. The folder does not stay on the path: the path reaches the compile
 # workers, and decides what is found in their cache.
-_SHARED = ("command_line", "drawn_hlo", "fuzz_cases", "hlo_modules", "html_pages")
+_SHARED = (
+    *("command_line", "drawn_hlo", "fuzz_cases", "hlo_modules", "html_pages", "snapshot_rows"),
+)
 pytest.register_assert_rewrite(*_SHARED)
 sys.path.insert(0, str(Path(__file__).parent))
 for _name in _SHARED:
