@@ -64,7 +64,7 @@ CALLING_ATTRIBUTES = (
 )
 """The attributes that name computations."""
 
-_CALLING = tuple((key, re.compile(rf"{key}\s*+=").search) for key in CALLING_ATTRIBUTES)
+_CALLING = re.compile(rf",\s*+(?:{'|'.join(CALLING_ATTRIBUTES)})\s*+=").search
 
 # How XLA prints nearly all calls.
 _PLAIN_CALL = re.compile(
@@ -215,25 +215,16 @@ def parse_computation_names(text: str) -> tuple[str, ...]:
 def called_names(text: str) -> tuple[str, ...]:
     """The names of the computations that an instruction with the attributes ``text`` calls."""
     plain = _PLAIN_CALL(text)
-    if plain is not None and not _may_call(text[plain.end() :]):
-        return (plain[1],)
-    if not _may_call(text):
-        return ()
+    # A string may look like an attribute; a comment may stand before one.
+    may_call = "/*" in text or _CALLING(text, plain.end() if plain else 0)
+    if not may_call:
+        return (plain[1],) if plain else ()
     attributes = split_attributes(text)
     return tuple(
         name
         for key in CALLING_ATTRIBUTES
         if key in attributes
         for name in parse_computation_names(attributes[key])
-    )
-
-
-def _may_call(text: str) -> bool:
-    """Whether ``text`` can hold an attribute that names a computation: a string in it may look like
-    one."""
-    # Most text holds none of the words.
-    return any(map(text.__contains__, CALLING_ATTRIBUTES)) and any(
-        key in text and search(text) for key, search in _CALLING
     )
 
 

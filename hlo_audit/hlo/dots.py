@@ -61,6 +61,16 @@ def swaps_operands(dot: Instruction, permutation: tuple[int, ...]) -> bool:
     return permutation == swapped and left > 0 and right > 0
 
 
+def swaps_two_blocks(permutation: tuple[int, ...]) -> bool:
+    """Whether some first dimensions stay, and the others are two blocks that change places."""
+    first = next((d for d, moved in enumerate(permutation) if d != moved), len(permutation))
+    rest = permutation[first:]
+    return bool(rest) and rest == (
+        *range(rest[0], len(permutation)),
+        *range(first, min(rest[0], len(permutation))),
+    )
+
+
 def spared_by_exchange(transpose: Instruction) -> Chain | None:
     """The dot that would give what ``transpose`` gives if its operands were exchanged; ``None``
     where there is no such dot.
@@ -69,6 +79,9 @@ def spared_by_exchange(transpose: Instruction) -> Chain | None:
     arithmetic with constants.
     """
     if transpose.opcode != "transpose" or not transpose.operands:
+        return None
+    # Most transposes, such as those of attention, need not be followed.
+    if not swaps_two_blocks(transpose.dimensions):
         return None
     between: list[Instruction] = []
     value = transpose.operands[0]
