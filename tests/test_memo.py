@@ -127,11 +127,29 @@ CHANGES = {
         "%k = c64[] constant((0, 1))\n  %b = f32[8]{0} negate(%a)",
     ),
     "a comment": lambda text: text.replace("multiply(", "/* as it was */ multiply("),
+    "letters beyond ASCII": lambda text: text.replace(
+        "multiply(%a, %q)", 'multiply(%a, %q), metadata={op_name="größe/ä"}'
+    ),
+    "other letters beyond ASCII": lambda text: text.replace(
+        "multiply(%a, %q)", 'multiply(%a, %q), metadata={op_name="größe/é"}'
+    ),
+    "half a letter": lambda text: text.replace(
+        "multiply(%a, %q)", 'multiply(%a, %q), metadata={op_name="gr\udcc3"}'
+    ),
     "no percent signs": lambda text: text.replace("%", ""),
     "cut off": lambda text: text[: text.index("ROOT %d")],
     "cut off behind a brace": lambda text: text[: text.index("\n\n%body")],
     "no end of line": lambda text: text.rstrip("\n"),
 }
+
+
+def test_the_same_text_again_is_the_same_module() -> None:
+    memo = Memo()
+    first = parse_module(ONE, memo=memo)
+    assert parse_module(ONE, memo=memo) is first
+    other = parse_module(ONE.replace("negate", "tanh"), memo=memo)
+    assert other is not first
+    assert parse_module(ONE, memo=memo) is not first  # only the one before is remembered
 
 
 @pytest.mark.parametrize("second", CHANGES)

@@ -9,15 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from hlo_audit.hlo.module import NAME, Row
+from hlo_audit.hlo.row import NAME, Row
+
+if TYPE_CHECKING:
+    from hlo_audit.hlo.module import Computation
 
 NEXT_LINE = "\n  "
 """What starts the line of an instruction; lines that continue one start otherwise."""
 
 _FIRST_LOOK = 1024
 """How many characters are compared at first; twice as many each time they are the same."""
+
+_LAST_LOOK = 256
+"""Of how many characters that are not all the same each is compared."""
 
 _END = re.compile(r"\n\}(?:\n|, execution_thread=)").search
 _END_LENGTH = len("\n}, execution_thread=")
@@ -53,13 +59,13 @@ class Hunk(NamedTuple):
 
     Attributes:
         text: the lines that only it has.
-        gone: the names of the instructions that the namesake has in their place.
+        gone: the rows that the namesake has in their place.
         names: those of the instructions that follow and that both have, up to the next hunk.
         rows: what those were read as.
     """
 
     text: str
-    gone: Sequence[str] = ()
+    gone: Sequence[Row] = ()
     names: Sequence[str] = ()
     rows: Sequence[Row] = ()
 
@@ -69,15 +75,17 @@ class Body:
 
     Attributes:
         text: from the line break before the first line to the end of the last.
+        computation: what was read from it.
         rows: one for each instruction.
         names: those of the instructions.
         continued: how many lines continue one above.
     """
 
-    def __init__(self, text: str, rows: Sequence[Row], continued: int) -> None:
+    def __init__(self, text: str, computation: Computation, continued: int) -> None:
         self.text = text
-        self.rows = rows
-        self.names = list(map(itemgetter(NAME), rows))
+        self.computation = computation
+        self.rows = computation.rows
+        self.names = list(map(itemgetter(NAME), self.rows))
         self.continued = continued
 
     def compare(self, text: str, start: int) -> tuple[list[Hunk], int]:
@@ -89,7 +97,7 @@ class Body:
             it does not.
         """
         old, new, row = 0, start, 0
-        fresh, gone, hunks = "", self.names[:0], []
+        fresh, gone, hunks = "", self.rows[:0], []
         while True:
             same = self._in_common(old, text, new)
             old, new = old + same, new + same
@@ -101,7 +109,7 @@ class Body:
             if next_new < 0:
                 return hunks, -1
             row = next_row + gone_count
-            fresh, gone = text[new:next_new], self.names[next_row:row]
+            fresh, gone = text[new:next_new], self.rows[next_row:row]
             old, new = next_old, next_new
 
     def _in_common(self, old: int, text: str, new: int) -> int:
@@ -169,9 +177,22 @@ def _common_prefix(a: str, i: int, b: str, j: int) -> int:
     known, possible, step = 0, min(len(a) - i, len(b) - j), _FIRST_LOOK
     while known < possible:
         size = min(step, (possible - known + 1) // 2)
-        if b.startswith(a[i + known : i + known + size], j + known):
+        ours = a[i + known : i + known + size]
+        if b.startswith(ours, j + known):
             known += size
             step *= 2
-        else:
+        elif size > _LAST_LOOK or not ours.isascii():
             possible = known + size - 1
+        else:
+            return known + _same_ascii(ours, b[j + known : j + known + size])
     return known
+
+
+def _same_ascii(ours: str, theirs: str) -> int:
+    """The number of characters that two short texts, of which one is ASCII, start with alike."""
+    one, other = (
+        int.from_bytes(text.encode("utf-8", "surrogatepass"), "little") for text in (ours, theirs)
+    )
+    different = one ^ other
+    lowest_bit = (different & -different).bit_length() - 1
+    return lowest_bit // 8

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hlo_audit.hlo.attributes import is_number
+from hlo_audit.hlo.calls import Call
 from hlo_audit.hlo.dataflow import Site, evaluate, origin
-from hlo_audit.hlo.module import Call, Computation, Instruction, Module, Value, kept_by_module
+from hlo_audit.hlo.module import Computation, Instruction, Module, Value, kept_by_module
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:

@@ -40,8 +40,8 @@ class Memo:
     """
 
     __slots__ = (
-        *("_index", "_text", "computations", "dropped", "entry_name", "lines", "names", "offsets"),
-        *("places", "size", "tables"),
+        *("_index", "_module", "_text", "computations", "dropped", "entry_name", "lines", "names"),
+        *("offsets", "places", "size", "tables"),
     )
 
     def __init__(self) -> None:
@@ -54,19 +54,24 @@ class Memo:
         self.entry_name: str | None = None
         self.size = self.dropped = 0
         self._index: Mapping[str, int] = {}
+        self._module: Module | None = None
+
+    def module_of(self, text: str) -> Module | None:
+        """The module, if the snapshot has this text: many a pass changes nothing."""
+        return self._module if text == self._text else None
 
     def remember(
         self, text: str, module: Module, offsets: Sequence[int], places: Sequence[Place | None]
     ) -> None:
         """Take this snapshot in place of the one before."""
-        kept = set(map(id, module.computations.values()))
-        self.dropped += sum(
-            len(one) for one in self.computations if one.refers_to_itself and id(one) not in kept
-        )
-        self.size = sum(map(len, module.computations.values()))
-        self._text, self.tables = text, module.frame_tables
+        computations = list(module.computations.values())
+        before, after = set(self.computations), set(computations)
+        dropped = before - after
+        self.dropped += sum(len(one) for one in dropped if one.refers_to_itself)
+        self.size += sum(map(len, after - before)) - sum(map(len, dropped))
+        self._text, self._module, self.tables = text, module, module.frame_tables
         self.names = list(module.computations)
-        self.computations = list(module.computations.values())
+        self.computations = computations
         self.lines = list(module.lines.values())
         self.entry_name = module.entry_name
         self.offsets, self.places = offsets, places
@@ -101,4 +106,4 @@ class Memo:
             return None
         start = self.offsets[index]
         text = self._text[start + place.start : start + place.end]
-        return Body(text, self.computations[index]._rows, place.continued)
+        return Body(text, self.computations[index], place.continued)

@@ -10,17 +10,33 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from heapq import merge
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from itertools import chain, count
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import ref
 
 from hlo_audit.errors import ParseError
 from hlo_audit.hlo import attributes as read
+from hlo_audit.hlo import lookups
 from hlo_audit.hlo.attributes import Metadata, Sharding
+from hlo_audit.hlo.calls import Call, Calls
 from hlo_audit.hlo.frames import FrameTables, SourceLocation
+from hlo_audit.hlo.readers import ElementUses, Readers, find_readers, update_readers
+from hlo_audit.hlo.row import (
+    ATTRIBUTES,
+    NAME,
+    OPCODE,
+    OPERANDS,
+    READS,
+    ROOT,
+    SHAPE,
+    Edit,
+    Row,
+    edits_between,
+)
 from hlo_audit.hlo.shape import Shape, parse_shape
 
 if TYPE_CHECKING:
@@ -37,14 +53,21 @@ _FEW_QUESTIONS = 4
 # The compiler's marker for a cost that it does not know is close to the largest int64.
 _UNKNOWN_CYCLES = 1e18
 
-# Most of a module calls no computation: skipping these opcodes makes looking for callers fast.
-_CALL_NOTHING = frozenset(
+CALL_NOTHING = frozenset(
     {
-        *("parameter", "constant", "iota", "broadcast", "reshape", "bitcast", "transpose", "copy"),
-        *("copy-start", "copy-done", "convert", "tuple", "get-tuple-element", "slice", "dot"),
-        *("add", "subtract", "multiply", "divide", "negate", "select", "compare"),
+        *("parameter", "constant", "iota", "broadcast", "reshape", "bitcast", "bitcast-convert"),
+        *("transpose", "copy", "copy-start", "copy-done", "convert", "tuple", "get-tuple-element"),
+        *("slice", "dynamic-slice", "dynamic-update-slice", "gather", "pad", "concatenate"),
+        *("reverse", "dot", "convolution", "partition-id", "replica-id", "optimization-barrier"),
+        *("all-gather", "all-to-all", "collective-permute", "add", "subtract", "multiply"),
+        *("divide", "remainder", "power", "maximum", "minimum", "and", "or", "xor", "not"),
+        *("compare", "select", "clamp", "negate", "abs", "sign", "floor", "ceil", "sqrt", "rsqrt"),
+        *("exponential", "log", "logistic", "tanh", "sine", "cosine"),
     }
 )
+"""Most of a module calls no computation: skipping these opcodes makes looking for callers fast."""
+
+_name_of = itemgetter(NAME)
 
 _FIRST_TARGET = re.compile(r', custom_call_target="([^"\\]*+)"(?=,|$)').match
 
@@ -78,20 +101,6 @@ class EntryLayout:
 
     parameters: tuple[Shape, ...]
     result: Shape
-
-
-Row = tuple[str, str, str, str, str, str, Shape, tuple[str, ...]]
-"""An instruction as the parser leaves it. First its text in pieces: ``"ROOT "`` or ``""``,
-``%name``, shape, opcode, operands, attributes; then what they are read as: the shape, and the
-``%name`` of each operand. It says nothing of its place, so that two snapshots can share it."""
-
-ROOT: Final = 0
-NAME: Final = 1
-OPCODE: Final = 3
-OPERANDS: Final = 4
-ATTRIBUTES: Final = 5
-SHAPE: Final = 6
-READS: Final = 7
 
 
 class Instruction:
@@ -132,15 +141,20 @@ class Instruction:
     @property
     def index(self) -> int:
         """Its place in the computation; in a scheduled module, its place in the schedule."""
+        self._computation._note_all()
         return self._index
 
     @property
     def is_root(self) -> bool:
+        if lookups.recording is not None:
+            lookups.recording.instructions[self._computation].add(self._row[NAME])
         return self._computation._root_index == self._index
 
     @property
     def operands(self) -> tuple[Instruction, ...]:
         """The instructions that it reads, in order."""
+        if lookups.recording is not None:
+            lookups.recording.instructions[self._computation].update(self._row[READS])
         operands = self._operands
         if operands is None:
             operands = self._operands = self._computation._of_names(self._row[READS])
@@ -156,6 +170,8 @@ class Instruction:
         """The operands with the tuple element that each reads (``%fusion.3#1``)."""
         if len(self._row[READS]) <= _FEW_OPERANDS:
             return self._make_operand_values()
+        if lookups.recording is not None:
+            lookups.recording.instructions[self._computation].update(self._row[READS])
         # The tuple of a loop has thousands, and is asked for each of them.
         try:
             return self._wide_operand_values
@@ -312,9 +328,10 @@ class Computation:
     """
 
     __slots__ = (
-        *("_name", "_rows", "_root_index", "_made", "_all", "_indices", "_places", "_calls"),
-        *("_parameters", "_questions", "_readers", "_users", "_uses"),
-        "_element_uses",
+        *("_name", "_rows", "_root_index", "_made", "_all", "_indices", "_places"),
+        *("_calls", "_called"),
+        *("_parameters", "_questions", "_readers", "_users", "_uses", "_element_uses"),
+        *("_before", "_edits", "__weakref__"),
     )
 
     def __init__(self, name: str) -> None:
@@ -326,16 +343,28 @@ class Computation:
         self._indices: Mapping[str, int] | None = None
         self._places: Mapping[str, Sequence[int]] | None = None
         self._calls: tuple[tuple[str, Call], ...] | None = None
+        self._called: frozenset[str] | None = None
         self._parameters: tuple[Instruction, ...] | None = None
         self._questions = 0
-        self._readers: Mapping[str, Sequence[int]] | None = None
+        self._readers: Readers | None = None
         self._users: dict[int, tuple[Instruction, ...]] = {}
         self._uses: dict[int, Sequence[tuple[Instruction, int]]] = {}
-        self._element_uses: dict[int, _ElementUses] = {}
+        self._element_uses: dict[int, ElementUses] = {}
+        self._before: ref[Computation] | None = None
+        self._edits: Sequence[Edit] = ()
 
-    def _complete(self, rows: Sequence[Row]) -> None:
+    def _complete(
+        self, rows: Sequence[Row], before: Computation | None = None, edits: Sequence[Edit] = ()
+    ) -> None:
         """Take over what the parser has read: at least one row, each name once, and operands only
-        of rows above."""
+        of rows above.
+
+        Args:
+            before: the computation in the snapshot before, if the rows were held against its.
+            edits: in what they differ.
+        """
+        if before is not None:
+            self._before, self._edits = ref(before), edits
         self._rows = rows
         self._root_index = last = len(rows) - 1
         if not rows[last][ROOT]:
@@ -348,6 +377,7 @@ class Computation:
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
+        self._note_all()
         if self._all is None:
             # Whoever walks through them all is likely to ask for their operands too.
             made: dict[str, Instruction] = {}
@@ -359,6 +389,18 @@ class Computation:
         return self._all
 
     @property
+    def rows(self) -> Sequence[Row]:
+        """Its instructions as the parser leaves them."""
+        self._note_all()
+        return self._rows
+
+    def edits_since(self, before: Computation) -> Sequence[Edit]:
+        """In which of its rows it differs from an earlier version of it."""
+        if self._before is not None and self._before() is before:
+            return self._edits
+        return edits_between(before._rows, self._rows)
+
+    @property
     def made_count(self) -> int:
         """How many of its instructions were made."""
         return len(self._made)
@@ -368,6 +410,14 @@ class Computation:
         """Whether instructions or calls of it were made, which refer to it."""
         return bool(self._made or self._calls)
 
+    def let_go(self) -> None:
+        """Let go of the instructions made so far, and of the calls. They refer to it, and it to
+        them: all would stay until they are collected. Nobody else may hold one: the next of its
+        name is another one."""
+        if self.refers_to_itself:
+            self._made, self._all, self._calls, self._parameters = {}, None, None, None
+            self._users, self._uses, self._element_uses = {}, {}, {}
+
     def _make(self, index: int, row: Row) -> Instruction:
         instruction = self._made[index] = Instruction.__new__(Instruction)
         instruction._computation = self
@@ -375,6 +425,11 @@ class Computation:
         instruction._operands = None
         instruction._row = row
         return instruction
+
+    def at(self, index: int) -> Instruction:
+        """The instruction at a place; makes no other."""
+        self._note_all()
+        return self._at(index)
 
     def _at(self, index: int) -> Instruction:
         return self._made.get(index) or self._make(index, self._rows[index])
@@ -390,25 +445,43 @@ class Computation:
     def _index_of(self) -> Mapping[str, int]:
         """The place of each instruction by its ``%name``."""
         if self._indices is None:
-            self._indices = {row[NAME]: index for index, row in enumerate(self._rows)}
+            self._indices = dict(zip(map(_name_of, self._rows), count(), strict=False))
         return self._indices
+
+    def _places_of(self, names: Iterable[str]) -> list[int]:
+        """The places of the instructions of these ``%names``."""
+        return [self._index_of[name] for name in names]
+
+    @property
+    def root_name(self) -> str:
+        """The ``%name`` of its root; does not make the root."""
+        return self._rows[self._root_index][NAME]
 
     @property
     def root(self) -> Instruction:
         """The instruction whose value it returns."""
+        if lookups.recording is not None:
+            lookups.recording.instructions[self].add(self.root_name)
         return self._at(self._root_index)
 
     @property
     def parameters(self) -> tuple[Instruction, ...]:
         """Its parameters, by their number."""
+        if lookups.recording is not None:
+            lookups.recording.others["parameters"].add(self._name)
         if self._parameters is None:
-            found = self.of_opcodes(("parameter",))
+            found = map(self._at, self._by_opcode.get("parameter", ()))
             self._parameters = tuple(sorted(found, key=lambda one: one.parameter_number or 0))
         return self._parameters
 
     @property
     def places(self) -> Mapping[str, Sequence[int]]:
-        """The indices of its instructions by their opcode; makes no instructions."""
+        """The places of its instructions by their opcode; makes no instructions."""
+        self._note_all()
+        return self._by_opcode
+
+    @property
+    def _by_opcode(self) -> Mapping[str, Sequence[int]]:
         if self._places is None:
             places: defaultdict[str, list[int]] = defaultdict(list)
             for index, row in enumerate(self._rows):
@@ -438,101 +511,133 @@ class Computation:
     def holding(self, text: str) -> Sequence[Instruction]:
         """Its instructions whose attributes, as printed, hold ``text``, in order; makes no
         others."""
+        self._note_all()
         at = self._at
         return [at(index) for index, row in enumerate(self._rows) if text in row[ATTRIBUTES]]
+
+    def _note_all(self) -> None:
+        """Note, where lookups are recorded, that it was gone through."""
+        if lookups.recording is not None:
+            lookups.recording.others["computation"].add(self._name)
 
     def users_of(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """The instructions that read ``instruction``, each once, in order."""
         index = instruction._index
+        _note_readers(instruction)
         if index not in self._users:
             if self._all is not None:
                 self._users = _users_of_all(self._all)
             else:
-                readers = self._readers_of(index)[::2]
-                self._users[index] = tuple(map(self._at, dict.fromkeys(readers)))
+                self._users[index] = self._of_names(self._readers_of(index))
         return self._users[index]
 
     @property
     def calls(self) -> Sequence[tuple[str, Call]]:
         """The calls of other computations in it, in order, each with the name of what is called;
         makes no instructions."""
+        self._note_all()
+        return self._all_calls
+
+    @property
+    def _all_calls(self) -> Sequence[tuple[str, Call]]:
         if self._calls is None:
-            places = self.places
-            may_call = (places[opcode] for opcode in places.keys() - _CALL_NOTHING)
             self._calls = tuple(
                 (name, Call(self, index))
-                for index in sorted(chain.from_iterable(may_call))
-                for name in read.called_names(self._rows[index][ATTRIBUTES])
+                for index, row in enumerate(self._rows)
+                if row[OPCODE] not in CALL_NOTHING
+                for name in read.called_names(row[ATTRIBUTES])
             )
         return self._calls
+
+    @property
+    def _called_names(self) -> frozenset[str]:
+        if self._called is None:
+            self._called = frozenset([name for name, _ in self._all_calls])
+        return self._called
 
     def uses_of(
         self, instruction: Instruction, element: int | None = None
     ) -> Sequence[tuple[Instruction, int]]:
         """As :meth:`Instruction.uses`."""
         index = instruction._index
+        _note_readers(instruction)
         uses = self._uses.get(index)
         if uses is None:
-            readers = self._readers_of(index)
-            uses = list(zip(map(self._at, readers[::2]), readers[1::2], strict=True))
+            name = instruction._row[NAME]
+            uses = [
+                (user, number)
+                for user in self._of_names(self._readers_of(index))
+                for number, read_name in enumerate(user._row[READS])
+                if read_name == name
+            ]
             self._uses[index] = uses
         if element is None or len(uses) <= _FEW_USES:
             return uses
         # Of a tuple with a reader for each of its elements, one is not looked for among all.
         if index not in self._element_uses:
-            self._element_uses[index] = _ElementUses(uses)
+            self._element_uses[index] = ElementUses(uses)
         return self._element_uses[index].of(element)
 
-    def _readers_of(self, index: int) -> Sequence[int]:
-        """The place of each reader, each followed by which of its operands it is."""
+    def _readers_of(self, index: int) -> Sequence[str]:
+        """The ``%name`` of each reader, each once, in order."""
         name = self._rows[index][NAME]
+        if self._readers is None:
+            self._readers = self._readers_by_those_before()
         if self._readers is None:
             self._questions += 1
             if self._questions <= _FEW_QUESTIONS:
-                return [
-                    place
-                    for user, row in enumerate(self._rows[index + 1 :], index + 1)
-                    if name in row[READS]
-                    for number, read_name in enumerate(row[READS])
-                    if read_name == name
-                    for place in (user, number)
-                ]
-            readers: defaultdict[str, list[int]] = defaultdict(list)
-            for user, row in enumerate(self._rows):
-                for number, read_name in enumerate(row[READS]):
-                    readers[read_name] += user, number
-            self._readers = dict(readers)
-        return self._readers.get(name, ())
+                return [row[NAME] for row in self._rows[index + 1 :] if name in row[READS]]
+            self._readers = find_readers(self._rows)
+        return list(dict.fromkeys(self._readers.get(name, ())))
+
+    def _readers_by_those_before(self) -> Readers | None:
+        """All readers, made of those in an earlier version; ``None`` where none is near whose
+        readers are known."""
+        versions, differ = [self], 0
+        while versions[-1]._readers is None:
+            version = versions[-1]
+            before = None if version._before is None else version._before()
+            differ += sum(
+                edit.gone.stop - edit.gone.start + edit.fresh.stop - edit.fresh.start
+                for edit in version._edits
+            )
+            if before is None or differ > len(self._rows):
+                return None
+            versions.append(before)
+        before = versions.pop()
+        readers = dict(before._readers or {})
+        for version in reversed(versions):
+            update_readers(readers, before._rows, version._rows, version._edits, version._places_of)
+            before = version
+        return readers
 
     def __getitem__(self, name: str) -> Instruction:
+        self._note_all()
         return self._at(self._index_of["%" + name])
 
     def __contains__(self, name: object) -> bool:
+        self._note_all()
         return f"%{name}" in self._index_of
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
 
     def __len__(self) -> int:
+        self._note_all()
         return len(self._rows)
 
     def __repr__(self) -> str:
         return f"<Computation %{self._name}, {len(self)} instructions>"
 
 
-class Call(NamedTuple):
-    """An instruction that calls a computation, by its place."""
+def _note_readers(instruction: Instruction) -> None:
+    if lookups.recording is not None:
+        lookups.recording.readers[instruction._computation].add(instruction._row[NAME])
 
-    computation: Computation
-    place: int
 
-    @property
-    def opcode(self) -> str:
-        return self.computation._rows[self.place][OPCODE]
-
-    @property
-    def instruction(self) -> Instruction:
-        return self.computation._at(self.place)
+def _note_callers(computation: Computation) -> None:
+    if lookups.recording is not None:
+        lookups.recording.others["callers"].add(computation.name)
 
 
 def _users_of_all(instructions: Sequence[Instruction]) -> dict[int, tuple[Instruction, ...]]:
@@ -547,37 +652,12 @@ def _users_of_all(instructions: Sequence[Instruction]) -> dict[int, tuple[Instru
     return dict(enumerate(map(tuple, users)))
 
 
-class _ElementUses:
-    """The uses of a tuple by the element that they read."""
-
-    def __init__(self, uses: Sequence[tuple[Instruction, int]]) -> None:
-        self._of_all: list[tuple[int, tuple[Instruction, int]]] = []
-        self._of_one: dict[int, list[tuple[int, tuple[Instruction, int]]]] = {}
-        for place, (user, number) in enumerate(uses):
-            read_index = user.read_index(number)
-            text = user.attributes.get("index", "") if user.opcode == "get-tuple-element" else ""
-            if read_index:
-                self._of_one.setdefault(read_index[0], []).append((place, (user, number)))
-            elif read.is_number(text):
-                self._of_one.setdefault(int(text), []).append((place, (user, number)))
-            else:
-                self._of_all.append((place, (user, number)))
-
-    def of(self, element: int) -> Sequence[tuple[Instruction, int]]:
-        return [use for _, use in merge(self._of_all, self._of_one.get(element, ()), key=_place)]
-
-
-def _place(use: tuple[int, tuple[Instruction, int]]) -> int:
-    return use[0]
-
-
 @dataclass(frozen=True, eq=False)
 class Module:
     """A module: its computations, its entry, and what stands at the head of its text.
 
     Attributes:
         name: such as ``jit_step``.
-        computations: by name, in the order of the text.
         entry_name: the name of the entry computation; ``None`` only in a module read in part.
         header_text: what stands after the name in the ``HloModule`` line, as printed.
         frame_tables: the text of the source tables, ``""`` where there are none.
@@ -586,12 +666,18 @@ class Module:
     """
 
     name: str
-    computations: Mapping[str, Computation]
+    _computations: Mapping[str, Computation] = field(repr=False)
     entry_name: str | None
     header_text: str = field(repr=False)
     frame_tables: str = field(default="", repr=False)
     error: ParseError | None = None
     lines: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def computations(self) -> Mapping[str, Computation]:
+        """The computations by name, in the order of the text."""
+        self._note_all()
+        return self._computations
 
     @property
     def entry(self) -> Computation:
@@ -600,7 +686,7 @@ class Module:
         Raises:
             KeyError: in a module read in part, whose text ends before it.
         """
-        return self.computations[self.entry_name or ""]
+        return self._computations[self.entry_name or ""]
 
     @property
     def instructions(self) -> Iterator[Instruction]:
@@ -618,6 +704,11 @@ class Module:
         """Every instruction whose attributes hold ``text``, as :meth:`Computation.holding`."""
         for computation in self.computations.values():
             yield from computation.holding(text)
+
+    def _note_all(self) -> None:
+        """Note, where lookups are recorded, that it was gone through."""
+        if lookups.recording is not None:
+            lookups.recording.others["module"].add("")
 
     # -- the header
 
@@ -678,11 +769,14 @@ class Module:
 
     def called(self, instruction: Instruction) -> tuple[Computation, ...]:
         """The computations that ``instruction`` calls and this module holds."""
-        names = instruction.called_names
-        return tuple(self.computations[name] for name in names if name in self.computations)
+        names, computations = instruction.called_names, self._computations
+        if lookups.recording is not None:
+            lookups.recording.others["existence"].update(names)
+        return tuple([computations[name] for name in names if name in computations])
 
     def callers(self, computation: Computation) -> tuple[Instruction, ...]:
         """The instructions that call ``computation``, in the order of the text."""
+        _note_callers(computation)
         callers = self._callers.get(computation.name)
         if callers is None:
             callers = tuple(call.instruction for call in self.calls_of(computation))
@@ -691,14 +785,17 @@ class Module:
 
     def calls_of(self, computation: Computation) -> Sequence[Call]:
         """As :meth:`callers`, by their places: makes no instructions."""
-        return self._calls.get(computation.name, ())
+        _note_callers(computation)
+        return self._calls.of(computation.name)
 
     def is_fused(self, computation: Computation) -> bool:
         """Whether a fusion calls ``computation``."""
+        _note_callers(computation)
         return computation.name in self._fused
 
     def fusion_kinds(self, computation: Computation) -> frozenset[str]:
         """The kinds (``kLoop``, ``kCustom``, ...) of the fusions that call ``computation``."""
+        _note_callers(computation)
         kinds = self._fusion_kinds.get(computation.name)
         if kinds is None:
             kinds = frozenset(
@@ -710,18 +807,14 @@ class Module:
         return kinds
 
     @cached_property
-    def _calls(self) -> Mapping[str, Sequence[Call]]:
-        calls: defaultdict[str, list[Call]] = defaultdict(list)
-        for computation in self.computations.values():
-            for name, call in computation.calls:
-                calls[name].append(call)
-        return dict(calls)
+    def _calls(self) -> Calls:
+        return Calls(tuple(self._computations.values()))
 
     @cached_property
     def _fused(self) -> frozenset[str]:
         return frozenset(
             name
-            for name, calls in self._calls.items()
+            for name, calls in self._calls.of_all.items()
             if any(call.opcode == "fusion" for call in calls)
         )
 
@@ -732,6 +825,12 @@ class Module:
     @cached_property
     def _fusion_kinds(self) -> dict[str, frozenset[str]]:
         return {}
+
+    def let_go(self) -> None:
+        """Let go of the calls that were looked up and of what is kept: they refer to instructions
+        that :meth:`Computation.let_go` lets go of."""
+        for name in ("_calls", "_callers", "_kept"):
+            self.__dict__.pop(name, None)
 
     # -- sources
 
@@ -783,6 +882,8 @@ def kept_by_module(find: Callable[[Module], _Found]) -> Callable[[Module], _Foun
     @wraps(find)
     def find_once(module: Module) -> _Found:
         kept = module._kept
+        if lookups.recording is not None and lookups.recording.module is module:
+            module._note_all()
         if find not in kept:
             kept[find] = find(module)
         found: _Found = kept[find]

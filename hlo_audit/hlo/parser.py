@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import NoReturn
 
 from hlo_audit.errors import ParseError
@@ -24,7 +23,8 @@ from hlo_audit.hlo.attributes import is_number, parse_operands
 from hlo_audit.hlo.body import NEXT_LINE, Hunk, end_of_body
 from hlo_audit.hlo.collector import no_collection
 from hlo_audit.hlo.memo import Memo, Place
-from hlo_audit.hlo.module import ATTRIBUTES, NAME, OPERANDS, READS, SHAPE, Computation, Module, Row
+from hlo_audit.hlo.module import Computation, Module
+from hlo_audit.hlo.row import ATTRIBUTES, NAME, OPERANDS, READS, SHAPE, SHAPE_TEXT, Edit, Row
 from hlo_audit.hlo.scan import Unbalanced, end_of_brackets, end_of_item
 from hlo_audit.hlo.shape import Shape, parse_shape
 
@@ -76,13 +76,15 @@ def parse_module(
         partial: where the text is broken or cut off, return the computations before the error, and
             the error as ``module.error``, in place of raising it.
         memo: the snapshot before, whose computations are taken over where they stand again to the
-            letter; holds this one afterwards.
+            letter, or the whole of it; holds this one afterwards.
 
     Raises:
         ParseError: with file, line and column, for text that is not one whole module.
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n")
+    if memo is not None and (known := memo.module_of(text)) is not None:
+        return known
     with no_collection():
         return _Reader(text, path, partial, memo).read_module()
 
@@ -262,14 +264,14 @@ class _Reader:
             if not hunks:
                 assembly.add_plain(text[start:end])
             for hunk in hunks:
-                assembly.add_plain(hunk.text)
-                assembly.take_over(hunk)
+                assembly.add_hunk(hunk)
             rows = assembly.finish()
         except ValueError:
             return end, None
         if not rows:
             return end, None
-        computation._complete(rows)
+        namesake = before.computation if before is not None and hunks else None
+        computation._complete(rows, namesake, assembly.edits)
         continued = assembly.continued
         if before and before.continued:
             continued = text.count("\n", start, end) - len(rows)
@@ -421,19 +423,20 @@ class _Assembly:
     Attributes:
         rows: those so far.
         continued: how many of their lines continue one above, in what was added as plain text.
+        edits: in what they differ from those of the body before, as far as hunks were added.
     """
 
     __slots__ = (
-        *("_by_name", "_gone_through", "_names", "_shapes", "_suspects"),
-        *("continued", "rows"),
+        *("_by_name", "_rows_before", "_shapes", "_suspects"),
+        *("continued", "edits", "rows"),
     )
 
     def __init__(self, shapes: _Shapes) -> None:
         self.rows: list[Row] = []
         self.continued = 0
-        self._names: dict[str, str] = {}
+        self.edits: list[Edit] = []
+        self._rows_before = 0
         self._by_name: dict[str, Row] = {}
-        self._gone_through = 0
         self._shapes = shapes
         self._suspects: set[str] = set()
 
@@ -443,7 +446,7 @@ class _Assembly:
         Raises:
             ValueError: for the first that does not fit those above it; it is not among the rows.
         """
-        rows, names, shapes = self.rows, self._names, self._shapes
+        rows, by_name, shapes = self.rows, self._by_name, self._shapes
         operands: tuple[str, ...]
         # The innermost loop of the parser: it runs for every line of a snapshot.
         for root, name, shape_text, opcode, operand_text, attributes in lines:
@@ -456,13 +459,15 @@ class _Assembly:
                     operands = ()
                 elif ", " in operand_text:
                     # "%a, %b" falls apart into names; any other form does not, and is a KeyError.
-                    operands = tuple([names[operand] for operand in operand_text.split(", ")])
+                    items = operand_text.split(", ")
+                    operands = tuple([by_name[operand][NAME] for operand in items])
                 else:
-                    operands = (names[operand_text],)
+                    operands = (by_name[operand_text][NAME],)
             except KeyError:
-                operands = self._resolve(operand_text)
-            rows.append((root, name, shape_text, opcode, operand_text, attributes, shape, operands))
-            names[name] = name
+                operands = _resolve_operands(operand_text, by_name)
+            row = (root, name, shape_text, opcode, operand_text, attributes, shape, operands)
+            rows.append(row)
+            by_name[name] = row
 
     def add_plain(self, text: str) -> None:
         """Add the instructions of plain lines.
@@ -482,34 +487,29 @@ class _Assembly:
                 raise ValueError("a line is not plain")
         self.add(lines)
 
-    def take_over(self, hunk: Hunk) -> None:
-        """Add the rows that the body before has as well, after the new ones of the hunk.
+    def add_hunk(self, hunk: Hunk) -> None:
+        """Add the instructions of a hunk that are new, and those that the body before has as well.
 
         Raises:
-            ValueError: for the first that does not fit those here.
+            ValueError: as :meth:`add_plain`.
         """
+        first = len(self.rows)
+        self.add_plain(hunk.text)
+        gone = slice(self._rows_before, self._rows_before + len(hunk.gone))
+        if hunk.gone or hunk.text:
+            self.edits.append(Edit(gone, slice(first, len(self.rows))))
+        self._rows_before = gone.stop + len(hunk.rows)
+        # What reads one that is gone may read nothing now, or an element that a tuple has no more.
+        for row in hunk.gone:
+            here = self._by_name.get(row[NAME])
+            if here is None or here[SHAPE_TEXT] != row[SHAPE_TEXT]:
+                self._suspects.add(row[NAME])
         self.rows += hunk.rows
-        self._names.update(zip(hunk.names, hunk.names, strict=True))
-        # There may be others of the names that are gone, or none.
-        self._suspects.update(hunk.gone)
+        self._by_name.update(zip(hunk.names, hunk.rows, strict=True))
         if self._suspects:
             is_clear = self._suspects.isdisjoint
             for row in [row for row in hunk.rows if not is_clear(row[READS])]:
-                self._resolve(row[OPERANDS])
-
-    def _resolve(self, operand_text: str) -> tuple[str, ...]:
-        """As :func:`_resolve_operands`."""
-        if not operand_text:
-            return ()
-        if "#" not in operand_text:
-            names = self._names
-            with suppress(KeyError):
-                operands = _INDEX_COMMENT.sub("", operand_text).split(", ")
-                return tuple([names[operand] for operand in operands])
-        # In most computations no row is needed by its name: they are gone through when one is.
-        self._by_name.update((row[NAME], row) for row in self.rows[self._gone_through :])
-        self._gone_through = len(self.rows)
-        return _resolve_operands(operand_text, self._by_name)
+                _resolve_operands(row[OPERANDS], self._by_name)
 
     def finish(self) -> list[Row]:
         """The rows.
@@ -517,7 +517,7 @@ class _Assembly:
         Raises:
             ValueError: where two have one name.
         """
-        if len(self._names) != len(self.rows):
+        if len(self._by_name) != len(self.rows):
             raise ValueError("two instructions have one name")
         return self.rows
 
@@ -560,7 +560,8 @@ def _resolve_operands(text: str, defined: Mapping[str, Row]) -> tuple[str, ...]:
 def _resolve_compact_operands(text: str, defined: Mapping[str, Row]) -> tuple[str, ...] | None:
     """``%a#1, /*index=5*/%b``, the common ones of the other forms; ``None`` for any other."""
     resolved = []
-    for item in _INDEX_COMMENT.sub("", text).split(", "):
+    items = _INDEX_COMMENT.sub("", text) if "/" in text else text
+    for item in items.split(", "):
         operand = defined.get(item)
         if operand is None:
             name, sharp, element = item.partition("#")
