@@ -21,6 +21,8 @@ from hlo_audit.errors import HloAuditError, RefusedReshapeError
 from hlo_audit.follow import Kind, identity_of_finding, locate, walk
 from hlo_audit.history import traced
 from hlo_audit.hlo import Module
+from hlo_audit.hlo.collector import no_collection
+from hlo_audit.passes import Passes
 from hlo_audit.program import Lowering, Recorded, Subject
 from hlo_audit.program_audit import (
     ProgramAudit,
@@ -33,7 +35,7 @@ from hlo_audit.program_audit import (
     step_of,
 )
 from hlo_audit.rule import Finding, Rule
-from hlo_audit.timeline import DEFAULT_OPCODES, Passes, Series, make_timeline
+from hlo_audit.timeline import DEFAULT_OPCODES, Series, make_timeline
 
 MOST_WAYS = 12
 """The ways of how many findings of a program are told; it takes longer than finding them."""
@@ -181,6 +183,7 @@ def _recorded(path: Path, rules: Sequence[Rule], options: RuleOptions) -> list[E
     return [Examined(audit, {stage: module} if stage else {}, why_no_passes=_SINGLE_FILE)]
 
 
+@no_collection()
 def _examined(audit: ProgramAudit, dump: ModuleDump, options: RuleOptions) -> Examined:
     if audit.error is not None:
         return Examined(audit)

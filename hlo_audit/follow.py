@@ -22,8 +22,8 @@ from hlo_audit.errors import unknown_name
 from hlo_audit.hlo import Computation, Instruction, Module
 from hlo_audit.hlo.dataflow import Site, origin
 from hlo_audit.hlo.dots import Chain, spared_by_exchange, turns_back
+from hlo_audit.passes import Passes
 from hlo_audit.rule import Context, Finding, Rule
-from hlo_audit.timeline import Passes
 
 How = Literal[
     "name",
@@ -184,18 +184,17 @@ class _Counted:
         self._passes = passes
         self._watch = rule.watch
         self._context = Context(rule, {}, options)
-        self._known: dict[Computation, frozenset[Instruction]] = {}
 
     def __call__(self, position: int, instruction: Instruction) -> bool:
         watch = self._watch
-        if watch is None or watch.seen_in is None:
-            return False
-        if self._passes.phases[position] not in watch.phases:
-            return False
-        computation = instruction.computation
-        if computation not in self._known:
-            self._known[computation] = frozenset(watch.seen_in(computation, self._context))
-        return instruction in self._known[computation]
+        return (
+            watch is not None
+            and watch.reach != "module"
+            and self._passes.phases[position] in watch.phases
+            and instruction.opcode in watch.opcodes
+            and watch.holding in instruction.attribute_text
+            and any(watch.sees(instruction, self._context))
+        )
 
 
 def locate(passes: Passes, rule: Rule, finding: Finding) -> tuple[int, Instruction] | None:

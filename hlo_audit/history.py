@@ -12,6 +12,7 @@ from hlo_audit.dump import ModuleDump, read_dump
 from hlo_audit.errors import DumpError, HloAuditError
 from hlo_audit.follow import Provenance
 from hlo_audit.hlo.collector import no_collection
+from hlo_audit.passes import Passes
 from hlo_audit.program import Lowering, Recorded, Subject
 from hlo_audit.program_audit import (
     ProgramAudit,
@@ -22,7 +23,7 @@ from hlo_audit.program_audit import (
     step_of,
 )
 from hlo_audit.rule import Rule
-from hlo_audit.timeline import DEFAULT_OPCODES, Passes, Timeline, make_timeline
+from hlo_audit.timeline import DEFAULT_OPCODES, Timeline, make_timeline
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def _recorded(
     ]
 
 
+@no_collection()
 def _history(
     audit: ProgramAudit, module: ModuleDump, options: RuleOptions, opcodes: Sequence[str]
 ) -> History:
@@ -124,6 +126,7 @@ def trace_recorded(
     return [_trace(audit, module, options) for audit, module in zip(audits, modules, strict=True)]
 
 
+@no_collection()
 def _trace(audit: ProgramAudit, module: ModuleDump, options: RuleOptions) -> ProgramAudit:
     if not audit.findings or not module.passes:
         return audit

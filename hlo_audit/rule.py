@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, takewhile
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from hlo_audit.cost import Traffic, traffic_of
 from hlo_audit.dump import AuditStage
 from hlo_audit.errors import RefusedReshapeError, unknown_name
-from hlo_audit.hlo import Computation, Instruction, Module, SourceLocation, Value
+from hlo_audit.hlo import Instruction, Module, Shape, SourceLocation
 from hlo_audit.hlo.loops import executions
 
 Severity = Literal["warning", "note"]
@@ -219,6 +219,19 @@ Phase = Literal["unpartitioned", "partitioned", "laid-out"]
 assigned, and from then on."""
 
 
+class Seen(NamedTuple):
+    """Something that is counted in a snapshot.
+
+    Attributes:
+        shape: of what is counted.
+        once: where several instructions are seen for one thing, which is counted once: what that
+            is called.
+    """
+
+    shape: Shape
+    once: str | None = None
+
+
 @dataclass(frozen=True)
 class Watch:
     """How a rule is counted in any snapshot of a dump, for the timeline of the passes.
@@ -227,17 +240,23 @@ class Watch:
         counts: what is counted, in words.
         phases: where that means anything.
         elsewhere: why it means nothing in the others; ``""`` where there are none.
-        seen_in: yields what is counted in one computation; ``None`` where the rule must see the
-            module.
-        seen: yields the values that are counted in a module, with the snapshot in the place of the
-            first module that the rule reads; for a rule without ``seen_in``.
+        opcodes: of the instructions that are looked at, one by one.
+        sees: yields what is counted of one of them, with its snapshot in the context in the place
+            of the first that the rule reads. It may look at whatever it gets to from the
+            instruction; what it sees must rest on nothing else, as it is not asked again before any
+            of that changes.
+        reach: what it looks at: no other instruction, none outside the instruction's computation,
+            or any of the module.
+        holding: leave out instructions whose attributes, as printed, do not hold this text.
     """
 
     counts: str
     phases: tuple[Phase, ...]
     elsewhere: str
-    seen_in: Callable[[Computation, Context], Iterator[Instruction]] | None = None
-    seen: Callable[[Module, Context], Iterator[Value]] | None = None
+    opcodes: tuple[str, ...]
+    sees: Callable[[Instruction, Context], Iterable[Seen]]
+    reach: Literal["instruction", "computation", "module"]
+    holding: str = ""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hlo_audit.errors import RefusedReshapeError
@@ -57,12 +57,14 @@ from hlo_audit.rule import (
     Finding,
     LayoutFix,
     Rule,
+    Seen,
     Target,
     Watch,
 )
 
 _GATHERS = ("all-gather", "all-gather-start")
 _EXCHANGES = ("all-to-all", "collective-permute", "collective-permute-start")
+_COLLECTIVES = (*_GATHERS, *_EXCHANGES)
 
 # What hands on all elements of a value, whatever shape they take and whatever chip they go to.
 _REARRANGES = (
@@ -137,33 +139,38 @@ class Forced(NamedTuple):
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each collective that a merge forces."""
     before = context.module("before_optimizations")
-    for forced in _forced(module, context):
-        yield _finding(module, context, before, *forced)
-
-
-def seen(module: Module, context: Context) -> Iterator[Value]:
-    """Yield what the collectives give that a merge forces."""
-    return (forced.result for forced in _forced(module, context))
-
-
-def _forced(module: Module, context: Context) -> Iterator[Forced]:
-    before = context.module("before_optimizations")
-    merges = _merges(before)
-    if not merges:
+    if not _merges(before):
         return
-    weights = _Weights(module, before)
-    for collective in module.of_opcodes((*_GATHERS, *_EXCHANGES)):
-        if _is_asked_for(collective):
-            continue
-        result = _result(collective)
-        if result is None or result.shape.logical_bytes < context.option("min_bytes"):
-            continue
-        forced = _forced_by(module, collective, result, merges)
-        if forced is None:
-            continue
-        if collective.opcode in _GATHERS and weights.is_gathered_by(collective, forced[0]):
-            continue
-        yield Forced(collective, result, *forced)
+    for collective in module.of_opcodes(_COLLECTIVES):
+        forced = _forced(module, before, collective, context)
+        if forced is not None:
+            yield _finding(module, context, before, *forced)
+
+
+def sees(collective: Instruction, context: Context) -> Iterator[Seen]:
+    """Yield what a collective gives that a merge forces."""
+    before = context.module("before_optimizations")
+    forced = _forced(context.module("final"), before, collective, context)
+    if forced is not None:
+        yield Seen(forced.result.shape)
+
+
+def _forced(
+    module: Module, before: Module, collective: Instruction, context: Context
+) -> Forced | None:
+    merges = _merges(before)
+    if not merges or _is_asked_for(collective):
+        return None
+    result = _result(collective)
+    if result is None or result.shape.logical_bytes < context.option("min_bytes"):
+        return None
+    forced = _forced_by(module, collective, result, merges)
+    if forced is None:
+        return None
+    of_gather = collective.opcode in _GATHERS
+    if of_gather and _weights(before).is_gathered_by(module, collective, forced[0]):
+        return None
+    return Forced(collective, result, *forced)
 
 
 @kept_by_module
@@ -315,25 +322,24 @@ def _result(collective: Instruction) -> Value | None:
 class _Weights:
     """Tells gathers of weights from others; what many gathers ask is found out once."""
 
-    def __init__(self, module: Module, before: Module) -> None:
-        self._module = module
+    def __init__(self, before: Module) -> None:
         self._before = before
-        self._updated = {alias.parameter_number for alias in module.input_output_aliases}
-        self._shards = _shards_of_arguments(before)
+        self._shards = {one.parameter_number: _shards(one) for one in before.entry.parameters}
         self._with_the_batch: dict[tuple[Instruction, int], set[bool | None]] = {}
         self._cut_by: dict[int, set[int | None]] = {}
 
-    def is_gathered_by(self, gather: Instruction, merge: Merge) -> bool:
+    def is_gathered_by(self, module: Module, gather: Instruction, merge: Merge) -> bool:
         """Whether what is gathered is a parameter that fully sharded training keeps in pieces."""
-        parameter = _made_of(self._module, gather, through=MOVES | _CUT)
-        if parameter.opcode != "parameter" or parameter.computation is not self._module.entry:
+        parameter = _made_of(module, gather, through=MOVES | _CUT)
+        if parameter.opcode != "parameter" or parameter.computation is not module.entry:
             return False
         number = parameter.parameter_number
-        if number in self._updated:
+        updated = {alias.parameter_number for alias in module.input_output_aliases}
+        if number in updated:
             return True
         # A step that updates nothing tells weights from activations by what is sharded over the
         # batch.
-        members = _group_size(self._module, gather)
+        members = _group_size(module, gather)
         contracted_with = self._contracted_with(merge, members) - {None}
         if contracted_with:
             return True in contracted_with
@@ -341,7 +347,7 @@ class _Weights:
         own = self._shards.get(number, ())
         if own and own[0] > 1 and len([cuts for cuts in own if cuts > 1]) > 1:
             return False  # an activation: it is sharded over the batch as well
-        return bool(self._cut_in(members) - {number})
+        return bool(self._cut_in(members) - updated - {number})
 
     def _contracted_with(self, merge: Merge, members: int) -> set[bool | None]:
         key = (merge.reshape, members)
@@ -352,16 +358,19 @@ class _Weights:
         return self._with_the_batch[key]
 
     def _cut_in(self, members: int) -> set[int | None]:
-        """The parameters, less those that the step updates, whose first axis ``members`` divides
-        into parts."""
+        """The parameters whose first axis ``members`` divides into parts."""
         if members not in self._cut_by:
             self._cut_by[members] = {
                 number
                 for number, cuts in self._shards.items()
-                if cuts and number not in self._updated
-                if cuts[0] > 1 and cuts[0] % members == 0
+                if cuts and cuts[0] > 1 and cuts[0] % members == 0
             }
         return self._cut_by[members]
+
+
+@kept_by_module
+def _weights(before: Module) -> _Weights:
+    return _Weights(before)
 
 
 def _has_the_batch(
@@ -376,12 +385,6 @@ def _has_the_batch(
         first = sharding.shards[0] if sharding.shards else 1
         return 0 not in contracted and first > 1 and first % members == 0
     return None
-
-
-@kept_by_module
-def _shards_of_arguments(before: Module) -> Mapping[int | None, tuple[int, ...]]:
-    """Into how many pieces each dimension of each argument is cut, by the argument's number."""
-    return {one.parameter_number: _shards(one) for one in before.entry.parameters}
 
 
 def _shards(parameter: Instruction) -> tuple[int, ...]:
@@ -849,6 +852,8 @@ RULE = Rule(
         counts="collectives that a merge of a sharded axis forces",
         phases=("partitioned", "laid-out"),
         elsewhere="a program that is not partitioned yet has no collectives of its own",
-        seen=seen,
+        opcodes=_COLLECTIVES,
+        sees=sees,
+        reach="module",
     ),
 )

@@ -44,7 +44,7 @@ from typing import NamedTuple
 from hlo_audit.hlo import Instruction, Module, Shape, Value, element_bits
 from hlo_audit.hlo.collectives import is_reduce_scatter
 from hlo_audit.hlo.dataflow import MOVES, Site, Use, evaluate, terminal_uses
-from hlo_audit.rule import Context, Example, Finding, Rule, Watch
+from hlo_audit.rule import Context, Example, Finding, Rule, Seen, Watch
 from hlo_audit.rules._lm_head_fixes import (
     EXPLICIT_ON_V5,
     free_entry_layout,
@@ -77,29 +77,30 @@ class Scattered(NamedTuple):
 
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each reduced value that is only sliced."""
-    for value, slices, groups in _scattered(module, context):
-        yield _finding(module, context, value, slices[0], groups)
+    for all_reduce in module.of_opcodes(_ALL_REDUCES):
+        for value, slices, groups in _scattered(module, all_reduce, context):
+            yield _finding(module, context, value, slices[0], groups)
 
 
-def seen(module: Module, context: Context) -> Iterator[Value]:
-    """Yield the reduced values that are only sliced."""
-    return (found.value for found in _scattered(module, context))
+def sees(all_reduce: Instruction, context: Context) -> Iterator[Seen]:
+    """Yield the values of an all-reduce that are only sliced."""
+    for found in _scattered(context.module("final"), all_reduce, context):
+        yield Seen(found.value.shape)
 
 
-def _scattered(module: Module, context: Context) -> Iterator[Scattered]:
+def _scattered(module: Module, all_reduce: Instruction, context: Context) -> Iterator[Scattered]:
     least = context.option("min_bytes")
-    for instruction in module.of_opcodes(_ALL_REDUCES):
-        if instruction.shape.logical_bytes < least or is_reduce_scatter(module, instruction):
+    if all_reduce.shape.logical_bytes < least or is_reduce_scatter(module, all_reduce):
+        return
+    for value in _reduced_values(all_reduce):
+        if value.shape.logical_bytes < least:
             continue
-        for value in _reduced_values(instruction):
-            if value.shape.logical_bytes < least:
-                continue
-            slices = _slices(module, value)
-            groups = instruction.replica_groups(module.device_count) if slices else None
-            if groups is None or min(map(len, groups)) < 2:
-                continue
-            if _scatters(module, slices, groups):
-                yield Scattered(value, slices, groups)
+        slices = _slices(module, value)
+        groups = all_reduce.replica_groups(module.device_count) if slices else None
+        if groups is None or min(map(len, groups)) < 2:
+            continue
+        if _scatters(module, slices, groups):
+            yield Scattered(value, slices, groups)
 
 
 def _reduced_values(all_reduce: Instruction) -> Iterator[Value]:
@@ -360,6 +361,8 @@ RULE = Rule(
         counts="all-reduced values of which every chip keeps only its own slice",
         phases=("partitioned", "laid-out"),
         elsewhere="a program that is not partitioned yet has no collectives of its own",
-        seen=seen,
+        opcodes=_ALL_REDUCES,
+        sees=sees,
+        reach="module",
     ),
 )

@@ -40,9 +40,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hlo_audit.hlo import Computation, Instruction, Module, Shape
+from hlo_audit.hlo import Instruction, Module, Shape
 from hlo_audit.hlo.dataflow import MOVES, Site, origin_before_prefetch
-from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Watch
+from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Seen, Watch
 from hlo_audit.rules._lm_head_fixes import (
     EXPLICIT_ON_V5,
     WHEREVER_IT_SHOWS,
@@ -60,24 +60,26 @@ _PARAMETER_FIXES = ("vocab-embed", "kernel-order-grad", "free-entry-layout")
 
 def check(module: Module, context: Context) -> Iterator[Finding]:
     """Yield a finding for each relayout copy of the final module."""
-    for computation in module.computations.values():
-        for copy in seen_in(computation, context):
-            yield _finding(module, context, copy, fused=module.is_fused(computation))
+    for copy in module.of_opcodes(("copy",)):
+        if _is_counted(copy, context):
+            yield _finding(module, context, copy, fused=module.is_fused(copy.computation))
 
 
-def seen_in(computation: Computation, context: Context) -> Iterator[Instruction]:
-    """Yield the relayout copies of a computation."""
-    for copy in computation.of_opcodes(("copy",)):
-        if not copy.operands:
-            continue
-        source = copy.operand_values[0]
-        if not is_relayout(source.shape, copy.shape):
-            continue
-        if max(source.shape.padded_bytes, copy.shape.padded_bytes) < context.option("min_bytes"):
-            continue
-        if "output_to_operand_aliasing" in copy.attributes:
-            continue
-        yield copy
+def sees(copy: Instruction, context: Context) -> Iterator[Seen]:
+    """Yield a relayout copy."""
+    if _is_counted(copy, context):
+        yield Seen(copy.shape)
+
+
+def _is_counted(copy: Instruction, context: Context) -> bool:
+    if not copy.operands:
+        return False
+    before, after = copy.operand_values[0].shape, copy.shape
+    return (
+        is_relayout(before, after)
+        and max(before.padded_bytes, after.padded_bytes) >= context.option("min_bytes")
+        and "output_to_operand_aliasing" not in copy.attributes
+    )
 
 
 def is_relayout(before: Shape, after: Shape) -> bool:
@@ -357,6 +359,8 @@ RULE = Rule(
         counts="copies that change the order or the tiling of a buffer",
         phases=("laid-out",),
         elsewhere="before layout assignment no layout is settled",
-        seen_in=seen_in,
+        opcodes=("copy",),
+        sees=sees,
+        reach="computation",
     ),
 )

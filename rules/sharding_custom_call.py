@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 from hlo_audit.hlo import Computation, Instruction, Module, Sharding
 from hlo_audit.hlo.dots import swaps_operands
-from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Severity, Watch
+from hlo_audit.rule import Context, Detail, Example, Finding, Rule, Seen, Severity, Watch
 from hlo_audit.rules._lm_head_fixes import (
     EXPLICIT_ON_V5_AND_V6E,
     kernel_order_grad,
@@ -76,9 +76,10 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
             yield _finding(module, context, call, shardings)
 
 
-def seen_in(computation: Computation, _: Context) -> Iterator[Instruction]:
-    """Yield the annotations of a computation."""
-    return annotations_of(computation)
+def sees(call: Instruction, _: Context) -> Iterator[Seen]:
+    """Yield an annotation."""
+    if is_annotation(call):
+        yield Seen(call.shape)
 
 
 def annotations_of(computation: Computation) -> Iterator[Instruction]:
@@ -291,6 +292,9 @@ RULE = Rule(
         counts="calls to Sharding",
         phases=("unpartitioned", "partitioned", "laid-out"),
         elsewhere="",
-        seen_in=seen_in,
+        opcodes=("custom-call",),
+        holding=_TARGET,
+        sees=sees,
+        reach="instruction",
     ),
 )

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hlo_audit.hlo import Computation, Instruction, Module, Value
+from hlo_audit.hlo import Instruction, Module, Value
 from hlo_audit.hlo.dataflow import (
     MOVES,
     Site,
@@ -61,6 +61,7 @@ from hlo_audit.rule import (
     Finding,
     LayoutFix,
     Rule,
+    Seen,
     Target,
     Watch,
     bit_for_bit,
@@ -89,17 +90,13 @@ def check(module: Module, context: Context) -> Iterator[Finding]:
     yield from _copies_for_kernels(module, context)
 
 
-def seen_in(computation: Computation, context: Context) -> Iterator[Instruction]:
-    """Yield the transposes of a computation that exchanging their dot's operands would spare,
-    whether they cost copies later or not; one for each dot."""
-    dots: set[Instruction] = set()
-    for transpose in computation.of_opcodes(("transpose",)):
-        if transpose.shape.logical_bytes < context.option("min_bytes"):
-            continue
+def sees(transpose: Instruction, context: Context) -> Iterator[Seen]:
+    """Yield a transpose that exchanging its dot's operands would spare, whether it costs copies
+    later or not; once for each dot."""
+    if transpose.shape.logical_bytes >= context.option("min_bytes"):
         chain = spared_by_exchange(transpose)
-        if chain is not None and chain.dot not in dots:
-            dots.add(chain.dot)
-            yield transpose
+        if chain is not None:
+            yield Seen(transpose.shape, once=f"{chain.dot.computation.name}/{chain.dot.name}")
 
 
 # -- of the result of a dot
@@ -529,6 +526,8 @@ RULE = Rule(
         "whether they cost copies or not",
         phases=("unpartitioned", "partitioned"),
         elsewhere="from layout assignment on a transpose is a bitcast or a copy",
-        seen_in=seen_in,
+        opcodes=("transpose",),
+        sees=sees,
+        reach="computation",
     ),
 )

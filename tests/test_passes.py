@@ -24,13 +24,14 @@ from hlo_audit.follow import Walk, find_in, identity_of, look_up, walk
 from hlo_audit.history import History, read_histories
 from hlo_audit.hlo import Module, parse_module
 from hlo_audit.hlo.opcodes import is_opcode
+from hlo_audit.passes import Passes
 from hlo_audit.program import Recorded
 from hlo_audit.report.listed import numbered
 from hlo_audit.report.passes import follow_finding
 from hlo_audit.report.passes_text import sparkline
 from hlo_audit.rule import Context
 from hlo_audit.rules import ALL_RULES
-from hlo_audit.timeline import Passes, Reading, Series, Timeline, make_timeline
+from hlo_audit.timeline import Reading, Series, Timeline, make_timeline
 
 VERSIONS = ("0.7.2", "0.8.0", "0.8.3", "0.9.2", "0.10.2", "0.11.0", "0.12.0")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from pathlib import Path
 from typing import get_args
 
@@ -13,6 +14,7 @@ from hlo_audit.cost import collectives, estimate_cost
 from hlo_audit.dump import AuditStage
 from hlo_audit.errors import UsageError
 from hlo_audit.hlo import parse_module, parse_shape
+from hlo_audit.hlo.dots import swaps_two_blocks
 from hlo_audit.models import ALL_MODELS
 from hlo_audit.rule import Context, Example, Rule, find_rule, select_rules
 from hlo_audit.rules import ALL_RULES
@@ -37,24 +39,19 @@ def test_a_rule_reports_what_its_example_says(rule: Rule, example: Example) -> N
     [
         pytest.param(r, e, id=f"{r.slug}: {e.title}")
         for r, e in examples(ALL_RULES)
-        if r.watch is not None and r.watch.seen is not None
+        if r.watch is not None and r.watch.reach == "module"
     ],
 )
 def test_what_is_counted_in_a_snapshot_is_what_is_found(rule: Rule, example: Example) -> None:
     modules = {stage: parse_module(text) for stage, text in example.hlo.items()}
     module, context = modules[rule.reads[0]], Context(rule, modules)
     assert rule.watch is not None
-    assert rule.watch.seen is not None
     counted = [
-        (one.shape.without_layout, one.shape.logical_bytes)
-        for one in rule.watch.seen(module, context)
+        (seen.shape.without_layout, seen.shape.logical_bytes)
+        for instruction in module.of_opcodes(rule.watch.opcodes, rule.watch.holding)
+        for seen in rule.watch.sees(instruction, context)
     ]
     assert counted == [(found.shape, found.bytes) for found in rule.check(module, context)]
-
-
-def test_what_is_counted_is_seen_in_computations_or_in_modules() -> None:
-    watches = [rule.watch for rule in ALL_RULES if rule.watch is not None]
-    assert all((watch.seen is None) != (watch.seen_in is None) for watch in watches)
 
 
 def test_instructions_that_no_rule_looks_at_are_not_made() -> None:
@@ -189,3 +186,17 @@ def test_a_transposed_result_is_reported_as_what_the_program_asks_for() -> None:
     assert finding.details["requested_by"] == "transpose"
     assert finding.severity == "note"
     assert finding.fixes == ()
+
+
+@pytest.mark.parametrize("rank", range(6))
+def test_two_blocks_that_change_places_are_told_from_other_permutations(rank: int) -> None:
+    """Only such a transpose of a dot's result is what exchanging its operands gives."""
+    swaps = {
+        (*range(batch), *range(batch + left, rank), *range(batch, batch + left))
+        for batch in range(rank)
+        for left in range(1, rank - batch)
+    }
+    permutations = set(itertools.permutations(range(rank)))
+    assert {one for one in permutations if swaps_two_blocks(one)} == swaps
+    assert not swaps_two_blocks((3, 1, 2))  # nor is there any in damaged text
+    assert not swaps_two_blocks((0, 7))

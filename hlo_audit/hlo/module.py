@@ -489,10 +489,6 @@ class Computation:
             self._places = dict(places)
         return self._places
 
-    def shapes_of(self, opcode: str) -> Iterator[Shape]:
-        """The shape of each instruction of this opcode, in order; makes no instructions."""
-        return (self._rows[index][SHAPE] for index in self.places.get(opcode, ()))
-
     def of_opcodes(self, opcodes: Collection[str], holding: str = "") -> Sequence[Instruction]:
         """Its instructions of these opcodes, in order; makes no others.
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hlo_audit.errors import UsageError
 from hlo_audit.follow import Walk, identity_of_finding, locate, look_up, walk
 from hlo_audit.history import History
+from hlo_audit.passes import Passes
 from hlo_audit.report.listed import numbered
 from hlo_audit.rule import Finding
-from hlo_audit.timeline import Passes
 
 _FINGERPRINT_DIGITS = 16
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from hlo_audit._version import __version__
 from hlo_audit.history import History
+from hlo_audit.passes import Passes
 from hlo_audit.report.listed import numbered
 from hlo_audit.report.passes import Followed
 from hlo_audit.rule import Finding
-from hlo_audit.timeline import Change, Passes, Reading, Series
+from hlo_audit.timeline import Change, Reading, Series
 
 SCHEMA_VERSION = 1
 

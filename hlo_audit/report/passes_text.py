@@ -12,13 +12,14 @@ from rich.text import Text
 
 from hlo_audit._version import __version__
 from hlo_audit.history import History
+from hlo_audit.passes import Passes
 from hlo_audit.report.listed import numbered
 from hlo_audit.report.passes import Followed
 from hlo_audit.report.passes_wording import format_byte_change, not_counted, snapshots_said
 from hlo_audit.report.text import MOST_FINDINGS, Indented
 from hlo_audit.report.wording import brought_by, format_bytes, format_cost, plain
 from hlo_audit.rule import Finding
-from hlo_audit.timeline import Change, Passes, Series, Timeline
+from hlo_audit.timeline import Change, Series, Timeline
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NOT_COUNTED = "·"
