@@ -12,6 +12,7 @@ folds ``transpose(dot(a, b))`` into ``dot(b, a)``, the walk says what stood betw
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -286,9 +287,9 @@ def find_in(module: Module, instruction: Instruction, identity: Identity) -> Mat
     computation = module.computations.get(instruction.computation.name)
     if computation is instruction.computation:
         return Match(instruction, "name")
-    by_name = list(_by_name(module, instruction, computation))
-    if by_name:
-        return Match(by_name[0], "name")
+    of_its_name = next(_by_name(module, instruction, computation), None)
+    if of_its_name is not None:
+        return Match(of_its_name, "name")
     candidates = (
         candidate
         for one in module.computations.values()
@@ -331,7 +332,7 @@ def _by_name(
     """Of the same name, opcode and shape: in the computation of the same name, or wherever it was
     moved to."""
     others = (one for one in module.computations.values() if one is not same)
-    for computation in (same, *others) if same is not None else others:
+    for computation in itertools.chain(() if same is None else (same,), others):
         if instruction.name in computation:
             candidate = computation[instruction.name]
             if _alike(candidate, instruction):
