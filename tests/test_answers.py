@@ -101,9 +101,6 @@ COPY_IN_S1 = edited(COPY, "%copy = f32[8]{0:S(1)} copy(%p)")
 P_IN_S1 = edited("%p = f32[8]{0} parameter(0)", "%p = f32[8]{0:S(1)} parameter(0)")
 READER_MORE = edited(COPY, f"{COPY}\n  %tanh = f32[8]{{0}} tanh(%copy)")
 READER_LESS = edited("add(%copy, %p)", "add(%p, %p)")
-READER_MOVED = moved("%fusion = f32[8]{0} fusion(%add), kind=kLoop, calls=%square", COPY).replace(
-    "fusion(%add)", "fusion(%p)"
-)
 NEGATE_MOVED = moved("%negate = f32[8]{0} negate(%q)", "ROOT %sum = f32[8]{0} add(%call, %negate)")
 OTHER_KIND = edited("kind=kLoop", "kind=kOutput")
 OTHER_CALL = edited("calls=%square", "calls=%twice")
@@ -162,6 +159,8 @@ CASES = [
     ("its rows", "negate", COPY_IN_S1, ["negate"]),
     ("its rows", "negate", OTHER_SQUARE, []),
     ("what is kept of the module", "negate", COPY_IN_S1, ["negate"]),
+    # Only the first of them finds it out.
+    ("what is kept of the module", "add", COPY_IN_S1, ["add", "sum", "w"]),
     ("another module", "negate", COPY_IN_S1, []),
 ]
 
@@ -212,3 +211,34 @@ def test_changes_are_told_of_snapshots_that_are_not_neighbours_too() -> None:
     assert fresh == {"copy": ["%copy"], "add": ["%add", "%sum"]}
     assert changes.stale(("instruction", "main")) >= {"%copy", "%add", "%sum"}
     assert changes.stale(("instruction", "square")) == set()
+
+
+def test_the_readers_in_a_later_version_are_in_its_order() -> None:
+    memo = Memo()
+    first = parse_module(TEXT, memo=memo)
+    for one in first.entry.of_opcodes(("parameter", "copy", "add", "negate", "fusion", "call")):
+        _ = one.users  # by so many questions all readers are known
+    texts = {
+        "one more before": edited(COPY, f"%tanh = f32[8]{{0}} tanh(%p)\n  {COPY}"),
+        "one more behind": edited(COPY, f"{COPY}\n  %tanh = f32[8]{{0}} tanh(%p)"),
+        "one less": edited("add(%copy, %p)", "add(%copy, %copy)"),
+        "one in another place": moved("%add = f32[8]{0} add(%copy, %p)", COPY).replace(
+            "add(%copy, %p)", "add(%p, %q)"
+        ),
+    }
+    readers = {}
+    for name, text in texts.items():
+        later = parse_module(text, memo=memo)
+        readers[name] = [user.name for user in later.entry["p"].users]
+        assert [number for _, number in later.entry["p"].uses()] == [
+            number
+            for user in later.entry["p"].users
+            for number, operand in enumerate(user.operands)
+            if operand.name == "p"
+        ]
+    assert readers == {
+        "one more before": ["tanh", "copy", "add"],
+        "one more behind": ["copy", "tanh", "add"],
+        "one less": ["copy"],
+        "one in another place": ["add", "copy"],
+    }

@@ -157,3 +157,25 @@ def test_instructions_made_for_counting_are_let_go_and_those_of_others_are_not(
     assert Counter(one.opcode for one in passes.modules[0].instructions) == Counter(
         ("parameter", "copy", "tanh")
     )
+
+
+def test_what_was_let_go_is_not_handed_out_by_what_was_kept_of_it(tmp_path: Path) -> None:
+    fused = (
+        "%fused (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n"
+        "  ROOT %copy.1 = f32[8]{0} copy(%x)\n}\n\n"
+    )
+
+    def text(opcode: str) -> str:
+        fusion = "fusion(%copy), kind=kLoop, calls=%fused"
+        return HEAD.format(1) + fused + BODY.format(opcode).replace(f"{opcode}(%copy)", fusion)
+
+    def sees(copy: Instruction, context: Context) -> Iterator[Seen]:
+        for caller in context.module("final").callers(copy.computation):
+            yield Seen(caller.shape)
+
+    texts = [text("tanh"), text("tanh").replace("%n =", "%m ="), text("tanh").replace("%p", "%q")]
+    passes = passes_of(tmp_path, *texts)
+    assert counts_of(passes, rule_that(sees)) == [1, 1, 1]
+    for module in passes.modules:
+        (caller,) = module.callers(module.computations["fused"])
+        assert caller is module.entry.root
