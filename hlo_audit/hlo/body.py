@@ -23,7 +23,7 @@ _FIRST_LOOK = 1024
 """How many characters are compared at first; twice as many each time they are the same."""
 
 _LAST_LOOK = 256
-"""Of how many characters that are not all the same each is compared."""
+"""In how few characters, not all the same, the first that differs is found at once."""
 
 _END = re.compile(r"\n\}(?:\n|, execution_thread=)").search
 _END_LENGTH = len("\n}, execution_thread=")

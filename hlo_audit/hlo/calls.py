@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from hlo_audit.hlo.row import OPCODE
+from hlo_audit.hlo.attributes import called_names
+from hlo_audit.hlo.row import ATTRIBUTES, OPCODE, Row
 
 if TYPE_CHECKING:
     from hlo_audit.hlo.module import Computation, Instruction
 
+# Most of a module calls no computation: skipping these opcodes makes looking for callers fast.
+_CALL_NOTHING = frozenset(
+    {
+        *("parameter", "constant", "iota", "broadcast", "reshape", "bitcast", "bitcast-convert"),
+        *("transpose", "copy", "copy-start", "copy-done", "convert", "tuple", "get-tuple-element"),
+        *("slice", "dynamic-slice", "dynamic-update-slice", "gather", "pad", "concatenate"),
+        *("reverse", "dot", "convolution", "partition-id", "replica-id", "optimization-barrier"),
+        *("all-gather", "all-to-all", "collective-permute", "add", "subtract", "multiply"),
+        *("divide", "remainder", "power", "maximum", "minimum", "and", "or", "xor", "not"),
+        *("compare", "select", "clamp", "negate", "abs", "sign", "floor", "ceil", "sqrt", "rsqrt"),
+        *("exponential", "log", "logistic", "tanh", "sine", "cosine"),
+    }
+)
+
 # Of a module whose calls are asked for oftener than this, all of them are looked up at once.
 _FEW_QUESTIONS = 4
+
+
+def called_by(rows: Iterable[Row]) -> Iterator[tuple[int, str]]:
+    """The names of the computations that rows call, each with the place of the row among them."""
+    for place, row in enumerate(rows):
+        if row[OPCODE] not in _CALL_NOTHING:
+            for name in called_names(row[ATTRIBUTES]):
+                yield place, name
 
 
 class Call(NamedTuple):

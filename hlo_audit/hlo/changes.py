@@ -11,10 +11,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar
 
-from hlo_audit.hlo.attributes import called_names
+from hlo_audit.hlo.calls import called_by
 from hlo_audit.hlo.lookups import Where
-from hlo_audit.hlo.module import CALL_NOTHING, Computation, Module
-from hlo_audit.hlo.row import ATTRIBUTES, NAME, OPCODE, READS, Row
+from hlo_audit.hlo.module import Computation, Module
+from hlo_audit.hlo.row import NAME, OPCODE, READS, Row
 
 _name, _reads = itemgetter(NAME), itemgetter(READS)
 
@@ -33,13 +33,9 @@ class _Changed:
         places: of the first of each of the fresh stretches.
     """
 
-    __slots__ = ("_instructions", "_readers", "after", "before", "fresh", "gone", "places")
-
     def __init__(self, before: Computation | None, after: Computation | None) -> None:
         self.before = before
         self.after = after
-        self._instructions: set[str] | None = None
-        self._readers: set[str] | None = None
         self.gone: Sequence[Sequence[Row]] = () if before is None else (before.rows,)
         self.fresh: Sequence[Sequence[Row]] = () if after is None else (after.rows,)
         self.places: Sequence[int] = (0,)
@@ -54,21 +50,17 @@ class _Changed:
         """The rows that only the one has, and those that only the other has."""
         return chain(*self.gone, *self.fresh)
 
-    @property
+    @cached_property
     def instructions(self) -> AbstractSet[str]:
         """The ``%name`` of each instruction whose line changed, or that is a root no more or now:
         where no line says so, that is the last one."""
-        if self._instructions is None:
-            names = self._instructions = set(map(_name, self.rows))
-            names.update(one.root_name for one in (self.before, self.after) if one is not None)
-        return self._instructions
+        roots = [one.root_name for one in (self.before, self.after) if one is not None]
+        return {*map(_name, self.rows), *roots}
 
-    @property
+    @cached_property
     def readers(self) -> AbstractSet[str]:
         """The ``%name`` of each instruction whose readers changed."""
-        if self._readers is None:
-            self._readers = set(chain.from_iterable(map(_reads, self.rows)))
-        return self._readers
+        return set(chain.from_iterable(map(_reads, self.rows)))
 
 
 class Changes:
@@ -157,13 +149,8 @@ class Changes:
     def _called(self) -> AbstractSet[str]:
         if self._is_reordered:  # callers are in the order of the text
             return self.after.computations.keys()
-        return {
-            called
-            for changed in self._changed.values()
-            for row in changed.rows
-            if row[OPCODE] not in CALL_NOTHING
-            for called in called_names(row[ATTRIBUTES])
-        }
+        rows = chain.from_iterable(changed.rows for changed in self._changed.values())
+        return {name for _, name in called_by(rows)}
 
     @cached_property
     def _of_other_parameters(self) -> AbstractSet[str]:

@@ -22,7 +22,7 @@ from hlo_audit.errors import ParseError
 from hlo_audit.hlo import attributes as read
 from hlo_audit.hlo import lookups
 from hlo_audit.hlo.attributes import Metadata, Sharding
-from hlo_audit.hlo.calls import Call, Calls
+from hlo_audit.hlo.calls import Call, Calls, called_by
 from hlo_audit.hlo.frames import FrameTables, SourceLocation
 from hlo_audit.hlo.readers import ElementUses, Readers, find_readers, update_readers
 from hlo_audit.hlo.row import (
@@ -52,20 +52,6 @@ _FEW_QUESTIONS = 4
 
 # The compiler's marker for a cost that it does not know is close to the largest int64.
 _UNKNOWN_CYCLES = 1e18
-
-CALL_NOTHING = frozenset(
-    {
-        *("parameter", "constant", "iota", "broadcast", "reshape", "bitcast", "bitcast-convert"),
-        *("transpose", "copy", "copy-start", "copy-done", "convert", "tuple", "get-tuple-element"),
-        *("slice", "dynamic-slice", "dynamic-update-slice", "gather", "pad", "concatenate"),
-        *("reverse", "dot", "convolution", "partition-id", "replica-id", "optimization-barrier"),
-        *("all-gather", "all-to-all", "collective-permute", "add", "subtract", "multiply"),
-        *("divide", "remainder", "power", "maximum", "minimum", "and", "or", "xor", "not"),
-        *("compare", "select", "clamp", "negate", "abs", "sign", "floor", "ceil", "sqrt", "rsqrt"),
-        *("exponential", "log", "logistic", "tanh", "sine", "cosine"),
-    }
-)
-"""Most of a module calls no computation: skipping these opcodes makes looking for callers fast."""
 
 _name_of = itemgetter(NAME)
 
@@ -538,10 +524,7 @@ class Computation:
     def _all_calls(self) -> Sequence[tuple[str, Call]]:
         if self._calls is None:
             self._calls = tuple(
-                (name, Call(self, index))
-                for index, row in enumerate(self._rows)
-                if row[OPCODE] not in CALL_NOTHING
-                for name in read.called_names(row[ATTRIBUTES])
+                [(name, Call(self, place)) for place, name in called_by(self._rows)]
             )
         return self._calls
 
@@ -593,10 +576,7 @@ class Computation:
         while versions[-1]._readers is None:
             version = versions[-1]
             before = None if version._before is None else version._before()
-            differ += sum(
-                edit.gone.stop - edit.gone.start + edit.fresh.stop - edit.fresh.start
-                for edit in version._edits
-            )
+            differ += sum(edit.size for edit in version._edits)
             if before is None or differ > len(self._rows):
                 return None
             versions.append(before)

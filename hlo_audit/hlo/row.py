@@ -33,6 +33,12 @@ class Edit(NamedTuple):
     gone: slice
     fresh: slice
 
+    @property
+    def size(self) -> int:
+        """How many rows are gone and fresh."""
+        size: int = self.gone.stop - self.gone.start + self.fresh.stop - self.fresh.start
+        return size
+
 
 def edits_between(before: Sequence[Row], after: Sequence[Row]) -> Sequence[Edit]:
     """The one edit from the first row that two versions do not share to the last; none where they
@@ -43,5 +49,5 @@ def edits_between(before: Sequence[Row], after: Sequence[Row]) -> Sequence[Edit]
     last = 0
     while last < most - first and before[-1 - last] is after[-1 - last]:
         last += 1
-    gone, fresh = slice(first, len(before) - last), slice(first, len(after) - last)
-    return () if gone.start == gone.stop and fresh.start == fresh.stop else (Edit(gone, fresh),)
+    edit = Edit(slice(first, len(before) - last), slice(first, len(after) - last))
+    return (edit,) if edit.size else ()
