@@ -698,7 +698,7 @@ class Module:
         """Whether the order of the text is the order of execution."""
         return self.header.get("is_scheduled") == "true"
 
-    @property
+    @cached_property
     def device_count(self) -> int:
         """Partitions times replicas."""
         counts = (self.header.get("num_partitions", "1"), self.header.get("replica_count", "1"))
